@@ -1,0 +1,1 @@
+"""Job to Program: who does what, with no clock."""

@@ -1,0 +1,1 @@
+"""Trace to numbers, files and pictures."""

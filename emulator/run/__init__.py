@@ -1,0 +1,1 @@
+"""Program to Trace: the Program played on contended resources."""

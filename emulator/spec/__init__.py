@@ -1,0 +1,1 @@
+"""The nouns a user writes: devices, clusters, models, layouts, jobs."""
