@@ -1,0 +1,243 @@
+"""The pool: every activity of a run, on every resource, woken by one live timer.
+
+An activity has a length, the time it would take at level 1, and a demand on each resource: what it takes of
+it in a second at level 1. While it runs at level y it completes y picoseconds of its length each picosecond.
+Levels are max-min fair (`maxmin`); they change only where an activity starts or ends on a resource that is
+contended, and they are solved once at the end of an instant in which that happened.
+
+A resource is *contended* while the activities on it, each at the level it would have alone, together want
+more than what is not held. All others cannot bind, so activities that meet no contended resource run at the
+level they have alone and need no solve, and what must be solved together are activities connected through
+contended resources.
+
+Lengths and levels count units of 2**-62. An activity ends at now + max(1, ceil((left - SLACK) / level)): late by
+less than a picosecond, early by at most SLACK, and nothing is lost, because what is left changes only when the
+level does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+
+import simpy
+
+from emulator.run.maxmin import FULL, LEVEL_BITS, solve
+
+SLACK = 1 << (LEVEL_BITS - 16)
+"""Length that may be missing at an end: 2**-16 ps. Rounding a level down by less than one unit loses less than one
+unit a picosecond, so for up to 2**46 ps = 70 s at one level it does not make an end a whole picosecond late."""
+END_OF_INSTANT = 2
+"""SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
+
+
+class Activity:
+    """Something that takes time. `done` fires when it has ended."""
+
+    __slots__ = ("bound", "demands", "done", "end", "left", "level", "number", "since")
+
+    def __init__(
+        self, demands: tuple[tuple[int, int], ...], length: int, bound: int, done: simpy.Event, number: int
+    ) -> None:
+        self.demands = demands
+        self.left = length
+        self.bound = bound
+        self.done = done
+        self.number = number
+        self.level = 0
+        self.since = 0
+        self.end = -1
+
+
+class _Settle(simpy.Event):
+    """Runs its callback after everything else of this instant."""
+
+    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        self.callbacks = [callback]
+        env.schedule(self, priority=END_OF_INSTANT)
+
+
+class Pool:
+    """Resources and the activities on them.
+
+    capacities: integer units per second, one per resource. `audit`, if given, is called with (now, activity,
+    level) whenever a level changes and with level 0 at the end, so that a checker can replay the run.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        capacities: Sequence[int],
+        audit: Callable[[int, Activity, int], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.capacity = list(capacities)
+        self.solves = 0
+        self._audit = audit
+        self._room = [c << LEVEL_BITS for c in capacities]  # capacity that is not held, in solver units
+        self._wanted = [0] * len(self.capacity)
+        self._users: list[dict[Activity, int]] = [{} for _ in self.capacity]
+        self._contended: set[int] = set()
+        self._changed: dict[int, None] = {}
+        self._settling = False
+        self._agenda: list[tuple[int, int, Activity]] = []  # ends, and begins of delayed activities
+        self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
+        self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
+        self._numbers = 0
+
+    def alone(self, demands: Iterable[tuple[int, int]], bound: int | None = None) -> int:
+        """Level of an activity that has the pool to itself (0 if it loads a resource of no capacity)."""
+        levels = [(self.capacity[r] << LEVEL_BITS) // demand for r, demand in demands]
+        if bound is not None:
+            levels.append(bound)
+        assert levels, "an activity without demands needs a bound"
+        return min(levels)
+
+    def start(
+        self, demands: tuple[tuple[int, int], ...], length: int, bound: int, delay_ps: int = 0
+    ) -> simpy.Event:
+        """Start an activity and return the event of its end.
+
+        demands: (resource, positive demand) pairs; length > 0 in units of 2**-62 ps at level 1; bound: the
+        level it has alone (`alone`); delay_ps: a latency that passes before it touches any resource.
+        """
+        now = self.env.now
+        self._numbers += 1
+        activity = Activity(demands, length, bound, simpy.Event(self.env), self._numbers)
+        if delay_ps:
+            activity.end = now + delay_ps
+            heappush(self._agenda, (activity.end, activity.number, activity))
+            self._arm()
+        else:
+            self._enter(activity)
+        return activity.done
+
+    def hold(self, resource: int, amount: int) -> simpy.Event | None:
+        """Take a fixed part of a resource, first come first served; None if it fits at once, else its event."""
+        queue = self._holders.setdefault(resource, deque())
+        if not queue and amount << LEVEL_BITS <= self._room[resource]:
+            self._take(resource, amount)
+            return None
+        assert amount <= self.capacity[resource], "a hold that can never fit"
+        queue.append((amount, simpy.Event(self.env)))
+        return queue[-1][1]
+
+    def release(self, resource: int, amount: int) -> None:
+        """Give back a held part; whoever waits and now fits holds it from this instant."""
+        self._take(resource, -amount)
+        queue = self._holders[resource]
+        while queue and queue[0][0] << LEVEL_BITS <= self._room[resource]:
+            waiting, event = queue.popleft()
+            self._take(resource, waiting)
+            event.succeed()
+
+    def _take(self, resource: int, amount: int) -> None:
+        self._room[resource] -= amount << LEVEL_BITS
+        self._weigh(resource)
+
+    def _weigh(self, resource: int) -> None:
+        """Note what a change on a resource means: contended or not, and whether anybody must be re-levelled."""
+        if self._wanted[resource] > self._room[resource]:
+            self._contended.add(resource)
+        elif resource in self._contended:
+            self._contended.remove(resource)
+        else:
+            return
+        self._changed[resource] = None
+        if not self._settling:
+            self._settling = True
+            _Settle(self.env, self._settle)
+
+    def _enter(self, activity: Activity) -> None:
+        activity.since = self.env.now
+        meets = False
+        for resource, demand in activity.demands:
+            self._users[resource][activity] = demand
+            self._wanted[resource] += demand * activity.bound
+            self._weigh(resource)
+            meets |= resource in self._contended
+        if not meets:
+            self._set_level(activity, activity.bound)
+            self._arm()
+
+    def _leave(self, activity: Activity) -> None:
+        for resource, demand in activity.demands:
+            del self._users[resource][activity]
+            self._wanted[resource] -= demand * activity.bound
+            self._weigh(resource)
+        if self._audit:
+            self._audit(self.env.now, activity, 0)
+        activity.done.succeed()
+
+    def _set_level(self, activity: Activity, level: int) -> None:
+        now = self.env.now
+        activity.left -= activity.level * (now - activity.since)
+        activity.since, activity.level = now, level
+        if self._audit:
+            self._audit(now, activity, level)
+        if level:
+            activity.end = now + max(1, -((SLACK - activity.left) // level))
+            heappush(self._agenda, (activity.end, activity.number, activity))
+        else:
+            activity.end = -1
+
+    def _settle(self, _: simpy.Event) -> None:
+        """Solve what the changes of this instant reach through contended resources."""
+        self._settling = False
+        reached: dict[Activity, None] = {}
+        constraints: dict[int, dict[Activity, int]] = {}
+        frontier = list(self._changed)
+        self._changed.clear()
+        seen = set(frontier)
+        while frontier:
+            resource = frontier.pop()
+            users = self._users[resource]
+            if resource in self._contended and users:
+                constraints[resource] = users
+            for activity in users:
+                if activity not in reached:
+                    reached[activity] = None
+                    for other, _ in activity.demands:
+                        if other in self._contended and other not in seen:
+                            seen.add(other)
+                            frontier.append(other)
+        self.solves += 1
+        levels = solve(constraints, {r: self._room[r] for r in constraints})
+        for activity in reached:
+            level = levels.get(activity, activity.bound)
+            if level != activity.level:
+                self._set_level(activity, level)
+        self._arm()
+
+    def _arm(self) -> None:
+        """See to it that the live timer fires no later than the next entry of the agenda."""
+        agenda = self._agenda
+        while agenda and agenda[0][2].end != agenda[0][0]:
+            heappop(agenda)  # its level has changed since: another entry says when it ends
+        if agenda and (not self._timers or agenda[0][0] < self._timers[-1]):
+            when = agenda[0][0]
+            self._timers.append(when)
+            timer = self.env.timeout(when - self.env.now)
+            timer.callbacks.append(self._fire)
+
+    def _fire(self, _: simpy.Event) -> None:
+        """Begin and end what is due now."""
+        now = self.env.now
+        self._timers.pop()
+        agenda = self._agenda
+        while agenda and agenda[0][0] == now:
+            activity = heappop(agenda)[2]
+            if activity.end != now:
+                continue
+            activity.end = -1
+            if activity.level:
+                self._leave(activity)
+            else:
+                self._enter(activity)
+        self._arm()
+
+
+__all__ = ["FULL", "SLACK", "Activity", "Pool"]
