@@ -1,78 +1,62 @@
 """A job: what is trained, on what, cut how. If it was constructed, it can be planned."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from emulator.spec.checks import choice, flag, hint, listed, shown, whole
 from emulator.spec.cluster import Cluster
+from emulator.spec.errors import JobError, NotAvailableYetError
 from emulator.spec.model import Model
+from emulator.spec.parallel import (
+    SCHEDULES,
+    Coordinates,
+    DataParallel,
+    FixedTimes,
+    Layout,
+    Pipeline,
+    coordinates,
+    rank_of,
+)
+
+__all__ = [
+    "PIPELINED",
+    "SCHEDULES",
+    "Coordinates",
+    "DataParallel",
+    "FixedTimes",
+    "Job",
+    "Layout",
+    "Pipeline",
+    "Precision",
+    "coordinates",
+    "rank_of",
+    "reduce_precision",
+    "resolved",
+    "stage_layers",
+]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
 
+PIPELINED = ("naive", "gpipe")
+"""Schedules that run with more than one stage; with one stage every schedule is plain accumulation."""
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Degrees of the parallel axes; their product is the number of GPUs used."""
+_RECOMPUTE = ("none", "selective", "full")
+_RECOMPUTE_TABLES = ("every", "checkpoints")
+_LATER: dict[str, dict[str, tuple[str, ...]]] = {
+    "faults": {
+        "kind": (
+            "gpu", "hbm", "nvlink", "nic", "link", "switch", "node", "straggler", "loader", "software", "sdc",
+        )
+    },
+    "failures": {"rates": ("llama3", "rsc1", "rsc2", "none")},
+    "checkpoint": {"mode": ("blocking", "async", "in_memory")},
+    "recovery": {"policy": ("restart", "shrink", "wait")},
+}  # fmt: skip
+"""Tables of the job file that nothing plays yet, with the words that each of their keys takes."""
 
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    ep: int = 1
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    virtual_stages: int = 1
-    order: str = "tp-cp-pp-dp"
-    """Axes from the fastest-varying rank digit to the slowest."""
-    stage_layers: tuple[int, ...] = ()
-    """Layers of each stage; empty balances them."""
-    sequence_parallel: bool = True
-    context: Literal["ring", "ulysses", "all_gather"] = "all_gather"
-
-    @property
-    def dp(self) -> int:
-        """Data-parallel degree, replicated and sharded together."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def world_size(self) -> int:
-        """GPUs that the layout needs."""
-        return self.tp * self.cp * self.pp * self.dp_replicate * self.dp_shard
-
-
-class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Order in which the stages of a pipeline work through the microbatches."""
-
-    schedule: str = "1f1b"
-
-
-class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How gradients meet and where the state lives."""
-
-    sharding: Literal["none", "ddp", "zero1", "zero2", "fsdp"] = "fsdp"
-    reshard_after_forward: bool = True
-    keep_last_layer: bool = True
-    """fsdp: the last unit stays unsharded between forward and backward, which begins with it."""
-    bucket_bytes: int = 26_214_400
-    first_bucket_bytes: int = 1_048_576
-    prefetch: int = 1
-    """fsdp: units unsharded ahead of the one that computes."""
-    limit_all_gathers: bool = True
-    """fsdp: at most two unsharded-but-unused or in-use units at once."""
-    ownership: Literal["tensor", "layer"] = "tensor"
-    """fsdp: every tensor cut over all ranks (as frameworks do), or a whole layer with one owner that broadcasts."""
-    optimizer_in_backward: bool = False
-    """Update a layer as soon as its gradient is complete, inside backward."""
-    reduce_precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """What gradients travel in; auto: fp32 for fsdp, the job's precision otherwise."""
-
-
-class FixedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A teaching world: seconds per stage and microbatch instead of the cost models."""
-
-    forward: float
-    backward: float | None = None
-    input_gradient: float | None = None
-    weight_gradient: float | None = None
-    transfer: float = 0.0
+Table = dict[str, object]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +72,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     micro_batch: int = 1
     """Sequences."""
     precision: Precision = "bf16"
-    recompute: str = "none"
+    recompute: str | dict[str, int] = "none"
+    """none, selective, full, {every = K} layers or {checkpoints = C} a stage."""
     steps: int = 1
     seed: int = 0
     layout: Layout = Layout()
@@ -97,9 +82,176 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fixed_times: FixedTimes | None = None
     contention: bool = True
     """False: collectives take no SMs and no HBM (an idealisation, for closed forms)."""
-    collective_algorithm: Literal["auto", "ring", "tree", "hierarchical"] = "auto"
+    collective_algorithm: Algorithm = "auto"
+    faults: tuple[Table, ...] = ()
+    failures: Table = {}
+    checkpoint: Table = {}
+    recovery: Table = {}
+
+    def __post_init__(self) -> None:
+        # What is wrong comes before what is not built: a user fixes the first once, and the second may come.
+        self._check_numbers()
+        self._check_layout()
+        self._check_batch()
+        self._check_recompute()
+        self._refuse_what_is_not_built()
 
     @property
     def microbatches(self) -> int:
         """Microbatches a step and pipeline replica."""
         return self.global_batch // (self.micro_batch * self.layout.dp)
+
+    def _check_numbers(self) -> None:
+        whole("gpus", self.gpus, least=0)
+        for name in ("seq_len", "global_batch", "micro_batch", "steps"):
+            whole(name, getattr(self, name))
+        whole("seed", self.seed, least=0)
+        flag("contention", self.contention)
+        choice("precision", self.precision, get_args(Precision))
+        choice("collective_algorithm", self.collective_algorithm, get_args(Algorithm))
+        rows = self.model.learned_positions
+        if rows and self.seq_len > rows:
+            raise JobError(
+                f"seq_len = {self.seq_len} is longer than the {rows} learned positions of {self.model.name}; "
+                f"at most {rows} fit"
+            )
+        device = self.cluster.device
+        # fp32 runs on the vector units, which every device has.
+        if self.precision != "fp32" and not device.peak_flops.get(self.precision):
+            has = [word for word in get_args(Precision) if word == "fp32" or device.peak_flops.get(word)]
+            raise JobError(
+                f'precision = "{self.precision}": {device.name} has no units for it, it has {listed(has)}'
+            )
+
+    def _check_layout(self) -> None:
+        layout, available = self.layout, self.cluster.gpus
+        world = layout.world_size
+        if world > available:
+            nodes = -(-world // self.cluster.gpus_per_node)
+            raise JobError(
+                f"layout: {layout.product}, but the cluster has {available} GPUs; lower a degree, or take "
+                f"{nodes} nodes instead of {self.cluster.nodes}"
+            )
+        if self.gpus and self.gpus != world:
+            raise JobError(
+                f"layout: {layout.product}, but gpus = {self.gpus}; {_right_gpus(layout, self.gpus)}"
+            )
+        layers = self.model.layers
+        if layout.stages > layers:
+            raise JobError(
+                f"layout: pp({layout.pp}) x virtual_stages({layout.virtual_stages}) = {layout.stages} stages"
+                f", but {self.model.name} has {layers} layers; a stage needs at least one layer"
+            )
+        total = sum(layout.stage_layers)
+        if layout.stage_layers and total != layers:
+            terms = " + ".join(str(each) for each in layout.stage_layers)
+            raise JobError(
+                f"layout.stage_layers: {terms} = {total}, but {self.model.name} has {layers} layers; "
+                f"{abs(layers - total)} {'too few' if total < layers else 'too many'}"
+            )
+
+    def _check_batch(self) -> None:
+        unit = self.micro_batch * self.layout.dp
+        if self.global_batch % unit:
+            below = self.global_batch // unit * unit
+            near = [str(batch) for batch in (below, below + unit) if batch]
+            raise JobError(
+                f"global_batch = {self.global_batch} cannot be cut evenly: micro_batch({self.micro_batch}) x "
+                f"dp({self.layout.dp}) = {unit} sequences each pass; nearest valid: {' or '.join(near)}"
+            )
+
+    def _check_recompute(self) -> None:
+        known = f"{listed((*_RECOMPUTE, '{every = K}', '{checkpoints = C}'))}"
+        if isinstance(self.recompute, dict):
+            if len(self.recompute) != 1 or next(iter(self.recompute)) not in _RECOMPUTE_TABLES:
+                raise JobError(f"recompute = {shown(self.recompute)} must be {known}")
+            for key, count in self.recompute.items():
+                whole(f"recompute.{key}", count)
+        elif self.recompute not in _RECOMPUTE:
+            near = hint(str(self.recompute), _RECOMPUTE)
+            raise JobError(f"recompute = {shown(self.recompute)} must be {known}{near}")
+        if self.recompute != "none":
+            raise NotAvailableYetError(f"recompute = {shown(self.recompute)}")
+
+    def _refuse_what_is_not_built(self) -> None:
+        layout = self.layout
+        for axis, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
+            if getattr(layout, axis) > 1:
+                raise NotAvailableYetError(f"layout.{axis} = {getattr(layout, axis)}: {what} parallelism")
+        if layout.virtual_stages > 1:
+            raise NotAvailableYetError(
+                f"layout.virtual_stages = {layout.virtual_stages}: more than one stage a rank"
+            )
+        if layout.dp_replicate > 1 and self.data_parallel.sharding == "fsdp":
+            raise NotAvailableYetError(
+                f'layout.dp_replicate = {layout.dp_replicate} with data_parallel.sharding = "fsdp" (HSDP)'
+            )
+        schedule = self.pipeline.schedule
+        if layout.pp > 1 and schedule not in PIPELINED:
+            raise NotAvailableYetError(
+                f"layout.pp = {layout.pp} with pipeline.schedule = {shown(schedule)} "
+                f"(only {' and '.join(PIPELINED)} run so far)"
+            )
+        for name, words in _LATER.items():
+            value = getattr(self, name)
+            tables: tuple[Table, ...] = (value,) if isinstance(value, dict) else value
+            for table in tables:
+                for key, known in words.items():
+                    if isinstance(table.get(key), str):
+                        choice(f"{name}.{key}", table[key], known)
+            if value:
+                raise NotAvailableYetError(f"[[{name}]]" if name == "faults" else f"[{name}]")
+
+
+def stage_layers(job: Job) -> tuple[int, ...]:
+    """Layers of each (virtual) stage: as given, else even where they divide, else balanced; they sum to all.
+
+    Balanced counts the embedding and the head as one layer each, so that the first and the last stage carry
+    fewer: 126 over 16 stages gives 7, fourteen times 8, 7, as Llama 3 405B was cut (FACTS.md 4.6).
+    """
+    layers, stages = job.model.layers, job.layout.stages
+    if job.layout.stage_layers:
+        return job.layout.stage_layers
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    each, extra = divmod(layers + 2, stages)
+    if each < 2:
+        # An end would be left with the embedding or the head alone: one layer everywhere comes first.
+        counts, extra = [1] * stages, layers - stages
+    else:
+        counts = [each - 1, *[each] * (stages - 2), each - 1]
+    # Late stages hold the fewest microbatches in flight, so they take the extra layers; the ends come last.
+    for stage in [*range(stages - 2, 0, -1), 0][:extra]:
+        counts[stage] += 1
+    return tuple(counts)
+
+
+def reduce_precision(job: Job) -> str:
+    """Precision in which gradients travel, `auto` resolved."""
+    given = job.data_parallel.reduce_precision
+    if given != "auto":
+        return given
+    # FSDP2's mixed-precision policy keeps the reduction in fp32; gradients are never stored in fp8 or tf32.
+    if job.data_parallel.sharding == "fsdp" or job.precision in ("fp32", "tf32"):
+        return "fp32"
+    return "fp16" if job.precision == "fp16" else "bf16"
+
+
+def resolved(job: Job) -> Table:
+    """Write the job as builtins with every default filled in; it loads back as a job of the same meaning."""
+    table: Table = msgspec.to_builtins(job)
+    table["gpus"] = job.layout.world_size
+    tables: dict[str, Table] = {
+        "layout": {"stage_layers": list(stage_layers(job))},
+        "data_parallel": {"reduce_precision": reduce_precision(job)},
+        "cluster": {"nic_gbit_per_gpu": job.cluster.nic_bytes_per_second * 8 / 1e9},
+    }
+    for name, filled in tables.items():
+        table[name] = {**msgspec.to_builtins(getattr(job, name)), **filled}
+    return table
+
+
+def _right_gpus(layout: Layout, gpus: int) -> str:
+    rest = layout.world_size // layout.dp_shard
+    shard = f", or dp_shard = {gpus // rest}" if gpus % rest == 0 else ""
+    return f"set gpus = {layout.world_size}{shard}"
