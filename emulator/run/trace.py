@@ -1,26 +1,157 @@
-"""The Trace: what happened, as columns of spans with integer picosecond ends."""
+"""The Trace: what happened, as columns of spans with integer picosecond ends.
+
+    trace.where(rank=3, stream="compute").names[:4] == ["3F0", "3B0", "3F1", "3B1"]
+    trace.where(name="0F0").one().precedes(trace.where(name="1F0").one())
+
+One row per op of each rank class and step; the trace answers for any rank by way of its class.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Literal, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from emulator.plan.program import Op, Program
+from emulator.run import intervals
+from emulator.run.op_index import OpIndex
 
 Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """How a run ended."""
 
-    def __init__(self, kind: Literal["complete", "interrupted"], at_ps: int, cause: str = "") -> None:
-        self.kind, self.at_ps, self.cause = kind, at_ps, cause
+    kind: Literal["complete", "interrupted"]
+    at_ps: int
+    cause: str = ""
 
 
-class Trace:
-    """Spans of a run, one row per op of each class and step, in columns of equal length.
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """One op of one rank as it happened; the times are those of Trace's columns."""
+
+    rank: int
+    stream: str
+    name: str
+    kind: str
+    phase: str
+    axis: str
+    stage: int
+    microbatch: int
+    layer: int
+    step: int
+    issued_ps: int
+    ready_ps: int
+    start_ps: int
+    begin_ps: int
+    end_ps: int
+    alone_ps: int
+
+    @property
+    def duration_ps(self) -> int:
+        """From the start on its stream to the end, waiting for other members included."""
+        return self.end_ps - self.start_ps
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether there is an instant that lies in both."""
+        return max(self.start_ps, other.start_ps) < min(self.end_ps, other.end_ps)
+
+    def precedes(self, other: Span) -> bool:
+        """Whether it ended no later than the other started."""
+        return self.end_ps <= other.start_ps
+
+
+class Spans:
+    """A selection of a trace's rows, sorted by start (ties: end, then op order)."""
+
+    def __init__(self, trace: Trace, rows: Int64, rank: int | None = None) -> None:
+        order = np.lexsort(
+            (trace.columns.op_index[rows], trace.columns.end_ps[rows], trace.columns.start_ps[rows])
+        )
+        self.trace = trace
+        self.rows: Int64 = rows[order]
+        self._rank = rank
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Span: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Span]: ...
+    def __getitem__(self, index: int | slice) -> Span | list[Span]:
+        if isinstance(index, slice):
+            return [self.trace.span(int(row), self._rank) for row in self.rows[index]]
+        return self.trace.span(int(self.rows[index]), self._rank)
+
+    def __iter__(self) -> Iterator[Span]:
+        return (self.trace.span(int(row), self._rank) for row in self.rows)
+
+    def __repr__(self) -> str:
+        head = ", ".join(self.names[:4])
+        return f"<{len(self)} spans: {head}{', ...' if len(self) > 4 else ''}>"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the ops, in order."""
+        table = self.trace.index.ops
+        return [table[i].name for i in self.trace.op_row[self.rows]]
+
+    def one(self) -> Span:
+        """Return the only span; ValueError when there is none or more than one."""
+        if len(self) != 1:
+            raise ValueError(f"expected one span, found {self!r}")
+        return self[0]
+
+    @property
+    def start_ps(self) -> int:
+        """Earliest start; ValueError when empty."""
+        return int(self.trace.columns.start_ps[self._some()].min())
+
+    @property
+    def end_ps(self) -> int:
+        """Latest end; ValueError when empty."""
+        return int(self.trace.columns.end_ps[self._some()].max())
+
+    @property
+    def intervals(self) -> Int64:
+        """Merged [start, end) rows, shape (n, 2)."""
+        return intervals.union(
+            intervals.pairs(self.trace.columns.start_ps[self.rows], self.trace.columns.end_ps[self.rows])
+        )
+
+    @property
+    def moving(self) -> Int64:
+        """Merged [begin, end) rows, shape (n, 2): without the wait for other members."""
+        return intervals.union(
+            intervals.pairs(self.trace.columns.begin_ps[self.rows], self.trace.columns.end_ps[self.rows])
+        )
+
+    @property
+    def busy_ps(self) -> int:
+        """Time in which at least one of the spans ran."""
+        return intervals.length(self.intervals)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Intervals between the first start and the last end in which none of the spans ran."""
+        if not len(self):
+            return []
+        free = intervals.complement(self.intervals, self.start_ps, self.end_ps)
+        return [(int(start), int(end)) for start, end in free]
+
+    def _some(self) -> Int64:
+        if not len(self):
+            raise ValueError("no spans match")
+        return self.rows
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Frozen int64 arrays of equal length, one element per op of each class and step.
 
     class_index  index into program.classes
     op_index     index into the class's template's ops
@@ -34,7 +165,6 @@ class Trace:
     alone_ps     how long begin..end would have been with nobody else on any resource
     """
 
-    program: Program
     class_index: Int64
     op_index: Int64
     step: Int64
@@ -44,12 +174,195 @@ class Trace:
     begin_ps: Int64
     end_ps: Int64
     alone_ps: Int64
-    outcome: Outcome
-    events: int
-    """SimPy events processed."""
-    wall_seconds: float
+
+
+class Trace:
+    """Spans of a run: `columns`, one row per op of each class and step, and how the run ended.
+
+    Raises ValueError when the columns differ in length.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        class_index: npt.ArrayLike,
+        op_index: npt.ArrayLike,
+        step: npt.ArrayLike,
+        issued_ps: npt.ArrayLike,
+        ready_ps: npt.ArrayLike,
+        start_ps: npt.ArrayLike,
+        begin_ps: npt.ArrayLike,
+        end_ps: npt.ArrayLike,
+        alone_ps: npt.ArrayLike,
+        outcome: Outcome | None = None,
+        events: int = 0,
+        wall_seconds: float = 0.0,
+    ) -> None:
+        self.program = program
+        self.columns = Columns(
+            class_index=_column(class_index),
+            op_index=_column(op_index),
+            step=_column(step),
+            issued_ps=_column(issued_ps),
+            ready_ps=_column(ready_ps),
+            start_ps=_column(start_ps),
+            begin_ps=_column(begin_ps),
+            end_ps=_column(end_ps),
+            alone_ps=_column(alone_ps),
+        )
+        sizes = {name: getattr(self.columns, name).shape for name in Columns.__struct_fields__}
+        if len(set(sizes.values())) != 1 or len(sizes["step"]) != 1:
+            raise ValueError(f"the columns of a trace must have one length, not {sizes}")
+        self.outcome = outcome or Outcome("complete", self.end_ps)
+        self.events = events
+        """SimPy events processed."""
+        self.wall_seconds = wall_seconds
+
+    def __len__(self) -> int:
+        return len(self.columns.step)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace {self.outcome.kind}: {len(self)} spans of {len(self.program.classes)} rank classes, "
+            f"{self.steps} steps, {self.end_ps} ps>"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self.to_bytes() == other.to_bytes() and self.program == other.program
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    @property
+    def end_ps(self) -> int:
+        """When the last span ended; 0 for an empty trace."""
+        return int(self.columns.end_ps.max(initial=0))
+
+    @property
+    def steps(self) -> int:
+        """Training steps that left a span."""
+        return int(self.columns.step.max(initial=-1)) + 1
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks, in order."""
+        return tuple(sorted(self._class_of))
+
+    @cached_property
+    def index(self) -> OpIndex:
+        """Attributes of the program's ops, for filters."""
+        return OpIndex(self.program)
+
+    @cached_property
+    def op_row(self) -> Int64:
+        """For every row of the trace, the row of its op in `index`."""
+        template = np.array([rank_class.template for rank_class in self.program.classes], dtype=np.int64)
+        rows: Int64 = self.index.offset[template[self.columns.class_index]] + self.columns.op_index
+        return rows
+
+    @cached_property
+    def _class_of(self) -> dict[int, int]:
+        return {rank: i for i, c in enumerate(self.program.classes) for rank in c.members}
+
+    @cached_property
+    def _rows_by_class(self) -> list[Int64]:
+        order = np.argsort(self.columns.class_index, kind="stable")
+        edges = np.searchsorted(self.columns.class_index[order], np.arange(len(self.program.classes) + 1))
+        return [order[edges[i] : edges[i + 1]] for i in range(len(self.program.classes))]
+
+    def rank_class(self, rank: int) -> int:
+        """Index of the class that this rank belongs to; ValueError for a rank that the program lacks."""
+        if rank not in self._class_of:
+            raise ValueError(
+                f"rank {rank} is not in the program: it has ranks {self.ranks[0]}..{self.ranks[-1]}"
+            )
+        return self._class_of[rank]
 
     def op(self, row: int) -> Op:
-        """The op of a row."""
-        rank_class = self.program.classes[self.class_index[row]]
-        return self.program.templates[rank_class.template].ops[self.op_index[row]]
+        """Return the op of a row."""
+        return self.index.ops[int(self.op_row[row])]
+
+    def span(self, row: int, rank: int | None = None) -> Span:
+        """Return a row as a Span of `rank`; by default of the first member of the row's class."""
+        c, i = self.columns, int(self.op_row[row])
+        op = self.index.ops[i]
+        return Span(
+            rank=self.program.classes[int(c.class_index[row])].members[0] if rank is None else rank,
+            stream=op.stream,
+            name=op.name,
+            kind=self.index.kind[i],
+            phase=op.phase,
+            axis=self.index.axis[i],
+            stage=op.stage,
+            microbatch=op.microbatch,
+            layer=op.layer,
+            step=int(c.step[row]),
+            issued_ps=int(c.issued_ps[row]),
+            ready_ps=int(c.ready_ps[row]),
+            start_ps=int(c.start_ps[row]),
+            begin_ps=int(c.begin_ps[row]),
+            end_ps=int(c.end_ps[row]),
+            alone_ps=int(c.alone_ps[row]),
+        )
+
+    def where(
+        self,
+        *,
+        rank: int | None = None,
+        stream: str | None = None,
+        name: str | None = None,
+        kind: str | None = None,
+        phase: str | None = None,
+        axis: str | None = None,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        layer: int | None = None,
+        step: int | None = None,
+    ) -> Spans:
+        """Spans with all of the given attributes, by start.
+
+        Without `rank`, one span per class stands for all the class's members. An attribute that no op has
+        selects nothing; a rank that the program lacks raises ValueError.
+        """
+        every = np.arange(len(self), dtype=np.int64)
+        rows = every if rank is None else self._rows_by_class[self.rank_class(rank)]
+        wanted: dict[str, str | int | None] = {
+            "stream": stream,
+            "name": name,
+            "kind": kind,
+            "phase": phase,
+            "axis": axis,
+            "stage": stage,
+            "microbatch": microbatch,
+            "layer": layer,
+        }
+        keep: Bool | None = None
+        for attribute, value in wanted.items():
+            if value is not None:
+                match = self.index.matches(attribute, value)
+                keep = match if keep is None else keep & match
+        if keep is not None:
+            rows = rows[keep[self.op_row[rows]]]
+        if step is not None:
+            rows = rows[self.columns.step[rows] == step]
+        return Spans(self, rows, rank)
+
+    def to_bytes(self) -> bytes:
+        """Return the columns as one canonical byte string, rows by class, step and op, without wall times.
+
+        Two runs are the same run when their strings are equal.
+        """
+        c = self.columns
+        order = np.lexsort((c.op_index, c.step, c.class_index))
+        parts = [f"{self.outcome.kind} {self.outcome.at_ps} {self.outcome.cause}\n{len(self)}\n".encode()]
+        parts += [getattr(c, name)[order].astype("<i8").tobytes() for name in Columns.__struct_fields__]
+        return b"".join(parts)
+
+
+def _column(values: npt.ArrayLike) -> Int64:
+    column = np.array(values, dtype=np.int64)
+    column.setflags(write=False)
+    return column
