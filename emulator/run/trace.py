@@ -281,6 +281,10 @@ class Trace:
             )
         return self._class_of[rank]
 
+    def class_rows(self, index: int) -> Int64:
+        """Return the rows of a rank class, all steps, in the order of the columns."""
+        return self._rows_by_class[index]
+
     def op(self, row: int) -> Op:
         """Return the op of a row."""
         return self.index.ops[int(self.op_row[row])]
@@ -328,7 +332,7 @@ class Trace:
         selects nothing; a rank that the program lacks raises ValueError.
         """
         every = np.arange(len(self), dtype=np.int64)
-        rows = every if rank is None else self._rows_by_class[self.rank_class(rank)]
+        rows = every if rank is None else self.class_rows(self.rank_class(rank))
         wanted: dict[str, str | int | None] = {
             "stream": stream,
             "name": name,

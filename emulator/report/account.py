@@ -1,0 +1,249 @@
+"""The time account: where every picosecond of the critical rank's step went.
+
+The critical rank is the one whose last op ends last (ties: the lowest). Its step begins when its ops of the
+step before have ended (at 0 for the first) and ends with its last op. The causes are integers that add up to
+the step exactly. The law, first match wins:
+
+1. While the compute stream runs a kernel, `alone_ps` of its time goes to `recompute` (phase R), `optimizer`
+   (phase O) or `compute` (any other phase), and the rest, which it took because others used the same
+   resources, to `contention`.
+2. While only other streams run kernels (an update inside backward), these count in the same way; a kernel
+   that is partly covered by an earlier one counts in proportion.
+3. Otherwise the rank waits: for the next kernel of the compute stream, or for the end of the step. What this
+   waits for are the ops it depends on, directly or not, that have not ended; each instant goes to
+   a. `exposed` by axis: one of them is a collective or transfer whose bytes move (begin to end; of several,
+      the one that ends last);
+   b. `launch`: one of them, or the kernel itself, is ready but the host has not issued it;
+   c. `contention`: one of them is issued and ready but waits for SMs to hold;
+   d. `loader`: the loader or a copy engine is at work for one of them;
+   e. `bubble`: a transfer or collective of the pipeline axis waits for the other stage to arrive;
+      `exposed` by axis: one of another axis waits for its other members (stragglers: their delay shows here);
+   f. `bubble`: nothing of this rank is under way, as in the fill and drain of a pipeline.
+
+`fault` is time lost to a fault that was at work in this step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Op, Transfer
+from emulator.run import intervals
+from emulator.run.trace import Int64, Trace
+
+AXES = ("tp", "cp", "pp", "dp", "ep")
+"""Axes of the report; dp_replicate and dp_shard count as dp."""
+
+Cause = Literal["compute", "recompute", "optimizer", "bubble", "contention", "launch", "loader", "fault"]
+
+Interval = tuple[int, int]
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Integer picoseconds by cause of one rank's step; they add up to `step_ps`."""
+
+    rank: int
+    step: int
+    start_ps: int
+    end_ps: int
+    compute: int
+    recompute: int
+    optimizer: int
+    bubble: int
+    exposed: dict[str, int]
+    contention: int
+    launch: int
+    loader: int
+    fault: int
+
+    @property
+    def step_ps(self) -> int:
+        """Duration of the step."""
+        return self.end_ps - self.start_ps
+
+    def causes(self) -> dict[str, int]:
+        """Return the account flat, exposed communication as `exposed tp` and so on."""
+        flat = {name: getattr(self, name) for name in ("compute", "recompute", "optimizer", "bubble")}
+        flat |= {f"exposed {axis}": ps for axis, ps in self.exposed.items()}
+        return flat | {name: getattr(self, name) for name in ("contention", "launch", "loader", "fault")}
+
+    def time_ps(self) -> dict[str, int | dict[str, int]]:
+        """Return the causes as the report nests them."""
+        nested: dict[str, int | dict[str, int]] = {"exposed": dict(self.exposed)}
+        names = (
+            "compute",
+            "recompute",
+            "optimizer",
+            "bubble",
+            "exposed",
+            "contention",
+            "launch",
+            "loader",
+            "fault",
+        )
+        return {name: nested[name] if name in nested else getattr(self, name) for name in names}
+
+
+def report_axis(axis: str) -> str:
+    """Return the report's name of a mesh axis: both data-parallel axes are dp."""
+    return "dp" if axis.startswith("dp") else axis
+
+
+def critical_rank(trace: Trace) -> int:
+    """Return the rank whose last op ends last; of several, the lowest. ValueError for an empty trace."""
+    c = trace.columns
+    if not len(trace):
+        raise ValueError("an empty trace has no critical rank")
+    last = np.unique(c.class_index[c.end_ps == trace.end_ps])
+    return min(min(trace.program.classes[int(i)].members) for i in last)
+
+
+def step_bounds(trace: Trace, rank: int) -> list[Interval]:
+    """Return begin and end of every step of a rank; each begins where the one before ended."""
+    ends = [trace.where(rank=rank, step=step).end_ps for step in range(trace.steps)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def account(trace: Trace, rank: int | None = None, step: int | None = None) -> Account:
+    """Divide a rank's step among its causes; by default the critical rank's last step."""
+    rank = critical_rank(trace) if rank is None else rank
+    step = trace.steps - 1 if step is None else step
+    start, end = step_bounds(trace, rank)[step]
+    view = _RankStep(trace, rank, step)
+    totals: dict[str, int] = dict.fromkeys(Cause.__args__, 0)  # type: ignore[attr-defined]
+    exposed = dict.fromkeys(AXES, 0)
+    busy = _kernels(view, start, end, totals)
+    for gap, following in _gaps(view, busy, start, end):
+        for cause, axis, duration in _waits(view, gap, following):
+            if axis:
+                exposed[axis] += duration
+            else:
+                totals[cause] += duration
+    return Account(rank=rank, step=step, start_ps=start, end_ps=end, exposed=exposed, **totals)
+
+
+class _RankStep:
+    """Spans of one rank and step by op index, and what each op depends on; an op without span has end -1."""
+
+    def __init__(self, trace: Trace, rank: int, step: int) -> None:
+        rows = trace.where(rank=rank, step=step).rows
+        c = trace.columns
+        rank_class = trace.program.classes[trace.rank_class(rank)]
+        self.ops: tuple[Op, ...] = trace.program.templates[rank_class.template].ops
+        at = c.op_index[rows]
+
+        def by_op(column: Int64) -> list[int]:
+            values = np.full(len(self.ops), -1, dtype=np.int64)
+            values[at] = column[rows]
+            return [int(value) for value in values]
+
+        self.issued, self.ready = by_op(c.issued_ps), by_op(c.ready_ps)
+        self.start, self.begin, self.end = by_op(c.start_ps), by_op(c.begin_ps), by_op(c.end_ps)
+        self.alone = by_op(c.alone_ps)
+        self.before: list[int] = []
+        last: dict[str, int] = {}
+        for i, op in enumerate(self.ops):
+            self.before.append(last.get(op.stream, -1))
+            last[op.stream] = i
+        self.kernels = [
+            i for i, op in enumerate(self.ops) if isinstance(op.work, Kernel | Fixed) and self.end[i] >= 0
+        ]
+
+    def unfinished(self, following: int | None, since: int) -> list[int]:
+        """Ops that had not ended at `since` and that this op, or the end of the step, depends on."""
+        if following is None:
+            return [i for i, end in enumerate(self.end) if end > since]
+        found: dict[int, None] = {}
+        stack = [following]
+        while stack:
+            op = stack.pop()
+            for i in (self.before[op], *self.ops[op].waits):
+                # what ended by then waited for nothing that ended later
+                if i >= 0 and i not in found and self.end[i] > since:
+                    found[i] = None
+                    stack.append(i)
+        return list(found)
+
+
+def _kernels(view: _RankStep, start: int, end: int, totals: dict[str, int]) -> Int64:
+    """Account for the kernels, compute stream first; return the merged time in which any ran."""
+    on_compute = [i for i in view.kernels if view.ops[i].stream == COMPUTE]
+    others = [i for i in view.kernels if view.ops[i].stream != COMPUTE]
+    busy = intervals.EMPTY
+    for members in ([on_compute] if on_compute else []) + [[i] for i in others]:
+        spans = np.array([[view.start[i], view.end[i]] for i in members], dtype=np.int64)
+        clipped = np.clip(spans, start, end)
+        free = intervals.difference(intervals.union(clipped), busy)
+        for i, (lo, hi) in zip(members, clipped, strict=True):
+            whole = view.end[i] - view.start[i]
+            part = int(hi - lo) if members is on_compute else intervals.length(free)
+            if part <= 0:
+                continue
+            own = min(view.alone[i], whole) * part // whole
+            totals[{"R": "recompute", "O": "optimizer"}.get(view.ops[i].phase, "compute")] += own
+            totals["contention"] += part - own
+        busy = intervals.union(np.concatenate([busy, free]))
+    return busy
+
+
+def _gaps(view: _RankStep, busy: Int64, start: int, end: int) -> Iterator[tuple[Interval, int | None]]:
+    """Intervals without any kernel, each with the compute kernel that follows (None: the step ends)."""
+    compute = [i for i in view.kernels if view.ops[i].stream == COMPUTE and view.end[i] > start]
+    edges = [view.start[i] for i in compute]
+    at = 0
+    for lo, hi in intervals.complement(busy, start, end):
+        while at < len(edges) and edges[at] < hi:
+            at += 1
+        yield (int(lo), int(hi)), compute[at] if at < len(edges) else None
+
+
+def _waits(view: _RankStep, gap: Interval, following: int | None) -> Iterator[tuple[str, str, int]]:
+    """Divide an idle interval: (cause, axis or "", duration)."""
+    candidates: list[tuple[int, int, int, Interval, str, str]] = []
+    pending = view.unfinished(following, gap[0])
+    for i in [*pending, *([] if following is None else [following])]:
+        for order, interval, cause, axis in _claims(view, i):
+            candidates.append((order, -view.end[i], i, interval, cause, axis))
+    free: list[Interval] = [gap]
+    for _, _, _, interval, cause, axis in sorted(candidates):
+        taken, free = _take(free, interval)
+        if taken:
+            yield cause, axis, taken
+    rest = sum(hi - lo for lo, hi in free)
+    if rest:
+        yield "bubble", "", rest
+
+
+def _claims(view: _RankStep, i: int) -> Iterable[tuple[int, Interval, str, str]]:
+    """Intervals in which an op keeps the rank waiting: (order of the law, interval, cause, axis or "")."""
+    work = view.ops[i].work
+    yield 1, (view.ready[i], view.issued[i]), "launch", ""
+    yield 2, (max(view.ready[i], view.issued[i]), view.start[i]), "contention", ""
+    if isinstance(work, Collective | Transfer):
+        axis = report_axis(work.axis)
+        waiting = (view.start[i], view.begin[i])
+        yield 0, (view.begin[i], view.end[i]), "exposed", axis
+        yield (4, waiting, "bubble", "") if axis == "pp" else (4, waiting, "exposed", axis)
+    elif isinstance(work, Load | HostCopy):
+        yield 3, (view.start[i], view.end[i]), "loader", ""
+
+
+def _take(free: list[Interval], interval: Interval) -> tuple[int, list[Interval]]:
+    """Cut an interval out of disjoint ones: the length found there, and what remains."""
+    lo, hi = interval
+    taken, rest = 0, []
+    for start, end in free:
+        inner_lo, inner_hi = max(lo, start), min(hi, end)
+        if inner_lo >= inner_hi:
+            rest.append((start, end))
+            continue
+        taken += inner_hi - inner_lo
+        if start < inner_lo:
+            rest.append((start, inner_lo))
+        if inner_hi < end:
+            rest.append((inner_hi, end))
+    return taken, rest
