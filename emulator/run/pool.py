@@ -35,13 +35,13 @@ END_OF_INSTANT = 2
 class Activity:
     """Something that takes time. `done` fires when it has ended."""
 
-    __slots__ = ("bound", "demands", "done", "end", "left", "level", "number", "since")
+    __slots__ = ("bound", "demands", "done", "end", "left", "length", "level", "number", "since")
 
     def __init__(
         self, demands: tuple[tuple[int, int], ...], length: int, bound: int, done: simpy.Event, number: int
     ) -> None:
         self.demands = demands
-        self.left = length
+        self.length = self.left = length
         self.bound = bound
         self.done = done
         self.number = number
@@ -97,18 +97,22 @@ class Pool:
         return min(levels)
 
     def start(
-        self, demands: tuple[tuple[int, int], ...], length: int, bound: int, delay_ps: int = 0
+        self,
+        demands: tuple[tuple[int, int], ...],
+        length: int,
+        bound: int,
+        delay_ps: int = 0,
+        done: simpy.Event | None = None,
     ) -> simpy.Event:
-        """Start an activity and return the event of its end.
+        """Start an activity and return the event of its end (`done`, if one is given).
 
         demands: (resource, positive demand) pairs; length > 0 in units of 2**-62 ps at level 1; bound: the
         level it has alone (`alone`); delay_ps: a latency that passes before it touches any resource.
         """
-        now = self.env.now
         self._numbers += 1
-        activity = Activity(demands, length, bound, simpy.Event(self.env), self._numbers)
+        activity = Activity(demands, length, bound, done or simpy.Event(self.env), self._numbers)
         if delay_ps:
-            activity.end = now + delay_ps
+            activity.end = self.env.now + delay_ps
             heappush(self._agenda, (activity.end, activity.number, activity))
             self._arm()
         else:

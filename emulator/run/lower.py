@@ -1,0 +1,274 @@
+"""Program to planned ops: amounts of work become lengths and demands on numbered resources.
+
+Resources of the pool: first `PER_DEVICE` for each rank class, then the fabric links that some op loads. A
+resource that could not bind even if everything that may load it did so at once is dropped here: it would
+change no level and only cost time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from typing import NamedTuple
+
+from emulator.plan.program import (
+    Collective,
+    Fixed,
+    HostCopy,
+    Kernel,
+    Load,
+    Program,
+    RankClass,
+    Template,
+    Transfer,
+    Work,
+)
+from emulator.run.cost import device_capacities, kernel_cost
+from emulator.run.maxmin import FULL, LEVEL_BITS
+from emulator.run.network import Wire, collective_wire, transfer_wire
+from emulator.spec.fabric import Fabric
+from emulator.spec.units import PS_PER_SECOND, to_ps
+
+SM, TENSOR, VECTOR, HBM, H2D, D2H, LOADER = range(7)
+PER_DEVICE = 7
+RESOURCE_NAMES = ("sm", "tensor", "vector", "hbm", "copy_h2d", "copy_d2h", "loader")
+
+Demands = tuple[tuple[int, int], ...]
+
+
+class Activity(NamedTuple):
+    """What the pool is told to play."""
+
+    demands: Demands
+    length: int
+    bound: int
+    delay_ps: int
+    alone_ps: int
+    """Delay and length at the bound: the time it takes with nobody else there."""
+
+
+class Meeting(NamedTuple):
+    """A collective, or a transfer: an activity that starts when all its parties have come."""
+
+    name: str
+    parties: tuple[str, ...]
+    activity: Activity | None
+    """None for what takes no time (a group of one)."""
+
+
+class Planned(NamedTuple):
+    """One op of one rank class, ready to be played."""
+
+    index: int
+    waits: tuple[int, ...]
+    issue_ps: int
+    """When the host has issued it, after the host began with the step; -1 if no host issues it."""
+    activity: Activity | None
+    """What it plays alone; None for a meeting or for nothing."""
+    meeting: int
+    """Index of its meeting; -1 if none."""
+    hold: int
+    """Micro-SMs held on the own device from arrival to end."""
+
+
+class Lowered(NamedTuple):
+    """Everything the executor needs."""
+
+    capacities: list[int]
+    resource_names: list[str]
+    streams: list[dict[str, list[Planned]]]
+    """For each rank class: stream name -> ops in order."""
+    meetings: list[Meeting]
+
+
+def lower(program: Program, prune: bool = True) -> Lowered:
+    """Turn the ops of every rank class into lengths and demands; `prune` drops what can never bind."""
+    return _Lowering(program).result(prune)
+
+
+class _Lowering:
+    def __init__(self, program: Program) -> None:
+        job = program.job
+        self.program = program
+        self.fabric = Fabric(job.cluster)
+        device, host = job.cluster.device, job.cluster.host
+        caps = device_capacities(device)
+        self.per_device = [0] * PER_DEVICE
+        for resource, capacity in (
+            (SM, caps.sm),
+            (TENSOR, caps.tensor),
+            (VECTOR, caps.vector),
+            (HBM, caps.hbm),
+            (H2D, int(device.host_link_bytes_per_second)),
+            (D2H, int(device.host_link_bytes_per_second)),
+            (LOADER, int(host.loader_bytes_per_second)),
+        ):
+            self.per_device[resource] = capacity
+        self.launch_ps = 0 if job.fixed_times else to_ps(host.launch_seconds)
+        self.class_of = {rank: c for c, rc in enumerate(program.classes) for rank in rc.members}
+        self.capacities = self.per_device * len(program.classes)
+        self.names = [f"rank{rc.members[0]}.{name}" for rc in program.classes for name in RESOURCE_NAMES]
+        self.links: dict[int, int] = {}
+        self.solo: dict[Work, Activity | None] = {}
+        self.meetings: list[Meeting] = []
+        self.keys: dict[tuple[object, ...], int] = {}
+        self.most: dict[int, dict[tuple[object, ...], int]] = defaultdict(dict)
+
+    def result(self, prune: bool) -> Lowered:
+        streams = [self._class(c, rank_class) for c, rank_class in enumerate(self.program.classes)]
+        binding = {
+            r
+            for r, slots in self.most.items()
+            if not prune or sum(slots.values()) > self.capacities[r] << LEVEL_BITS
+        }
+
+        @cache
+        def pruned(activity: Activity | None) -> Activity | None:
+            if activity is None:
+                return None
+            return activity._replace(demands=tuple((r, d) for r, d in activity.demands if r in binding))
+
+        for c, ops in enumerate(streams):
+            holds = c * PER_DEVICE + SM in binding
+            for name, planned in ops.items():
+                ops[name] = [
+                    p._replace(activity=pruned(p.activity), hold=p.hold if holds else 0) for p in planned
+                ]
+        meetings = [m._replace(activity=pruned(m.activity)) for m in self.meetings]
+        return Lowered(self.capacities, self.names, streams, meetings)
+
+    def _class(self, c: int, rank_class: RankClass) -> dict[str, list[Planned]]:
+        template = self.program.templates[rank_class.template]
+        streams: dict[str, list[Planned]] = {name: [] for name in template.streams}
+        counts: dict[tuple[str, str], int] = defaultdict(int)
+        issued = 0
+        for index, op in enumerate(template.ops):
+            work = op.work
+            activity, meeting, hold = None, -1, 0
+            if isinstance(work, Collective):
+                counts[op.stream, work.group] += 1
+                meeting, hold = self._collective(c, rank_class, work, op.stream, counts[op.stream, work.group])
+            elif isinstance(work, Transfer):
+                meeting, hold = self._transfer(c, rank_class, work, op.stream)
+            elif work is not None:
+                activity = self._solo(c, work, op.stream)
+            if work is None or isinstance(work, Load):
+                issue = -1
+            else:
+                issued += self.launch_ps
+                issue = issued
+            streams[op.stream].append(Planned(index, op.waits, issue, activity, meeting, hold))
+            if hold:
+                self._most(c * PER_DEVICE + SM, (c, op.stream, "hold"), hold << LEVEL_BITS)
+        return streams
+
+    def _most(self, resource: int, slot: tuple[object, ...], wanted: int) -> None:
+        """Note the most that one slot can want of a resource: in a slot, one activity runs at a time."""
+        slots = self.most[resource]
+        slots[slot] = max(slots.get(slot, 0), wanted)
+
+    def _activity(
+        self, demands: Demands, length: int, slot: tuple[object, ...], bound: int | None, delay_ps: int = 0
+    ) -> Activity:
+        rooms = [(self.capacities[r] << LEVEL_BITS) // d for r, d in demands]
+        alone = min(rooms) if bound is None else min([bound, *rooms])
+        for resource, demand in demands:
+            self._most(resource, slot, demand * alone)
+        fluid = -(-length // alone) if alone else 0
+        return Activity(demands, length, alone, delay_ps, delay_ps + fluid)
+
+    def _solo(self, c: int, work: Work, stream: str) -> Activity | None:
+        """Work of one device: kernel, copy, load, or a fixed time."""
+        if work not in self.solo:
+            self.solo[work] = self._relative(work)
+        relative = self.solo[work]
+        if relative is None:
+            return None
+        base = c * PER_DEVICE
+        demands = tuple((base + r, d) for r, d in relative.demands)
+        for (resource, demand) in demands:
+            self._most(resource, (c, stream), demand * relative.bound)
+        return relative._replace(demands=demands)
+
+    def _relative(self, work: Work) -> Activity | None:
+        device = self.program.job.cluster.device
+        demands: Demands
+        if isinstance(work, Fixed):
+            demands, duration = (), work.duration_ps
+        elif isinstance(work, Kernel):
+            cost = kernel_cost(work, device)
+            demands = ((SM, cost.sm), (TENSOR, cost.tensor), (VECTOR, cost.vector), (HBM, cost.hbm))
+            duration = cost.duration_ps
+        elif isinstance(work, HostCopy):
+            engine = H2D if work.direction == "h2d" else D2H
+            rate = self.per_device[engine]
+            demands, duration = ((engine, rate), (HBM, rate)), -(-work.bytes * PS_PER_SECOND // rate)
+        else:
+            assert isinstance(work, Load)
+            rate = self.per_device[LOADER]
+            demands, duration = ((LOADER, rate),), -(-work.bytes * PS_PER_SECOND // rate)
+        if not duration:
+            return None
+        demands = tuple((r, d) for r, d in demands if d)
+        assert all(d <= self.per_device[r] for r, d in demands), f"{work} wants more than its device has"
+        return Activity(demands, duration << LEVEL_BITS, FULL, 0, duration)
+
+    def _collective(
+        self, c: int, rank_class: RankClass, work: Collective, stream: str, number: int
+    ) -> tuple[int, int]:
+        """Meeting of the number-th collective of a group on this stream, and the micro-SMs its channels hold."""
+        g = rank_class.groups[work.group]
+        ranks = self.program.groups[g].ranks
+        job = self.program.job
+        wire = collective_wire(
+            work.kind, ranks, work.bytes, job.collective_algorithm, self.fabric, root=work.root
+        )
+        key = (g, stream, number)
+        if key not in self.keys:
+            name = f"{work.axis} {work.kind} {number} of group {g}"
+            self.keys[key] = self._meet(name, ranks, wire, (g, stream))
+        return self.keys[key], self._hold(wire)
+
+    def _transfer(self, c: int, rank_class: RankClass, work: Transfer, stream: str) -> tuple[int, int]:
+        me, peer = rank_class.members[0], rank_class.peers[work.peer]
+        src, dst = (me, peer) if work.kind == "send" else (peer, me)
+        key = (src, dst, work.tag)
+        wire = None
+        if work.duration_ps is None:
+            wire = transfer_wire(src, dst, work.bytes, self.fabric)
+        if key not in self.keys:
+            name = f"{work.axis} transfer {work.tag} from rank {src} to rank {dst}"
+            fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL, 0, work.duration_ps) if work.duration_ps else None
+            self.keys[key] = self._meet(name, (src, dst), wire, (src, dst, "p2p"), fixed)
+        return self.keys[key], self._hold(wire) if wire else 0
+
+    def _hold(self, wire: Wire) -> int:
+        return wire.sms * 10**6 if self.program.job.contention and wire.length_q else 0
+
+    def _meet(
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        wire: Wire | None,
+        slot: tuple[object, ...],
+        activity: Activity | None = None,
+    ) -> int:
+        classes = dict.fromkeys(self.class_of[rank] for rank in ranks)
+        if wire and wire.length_q:
+            demands = [(self._link(link), d) for link, d in wire.demands]
+            if self.program.job.contention and wire.hbm:
+                demands += [(c * PER_DEVICE + HBM, wire.hbm) for c in classes]
+            activity = self._activity(tuple(demands), wire.length_q, slot, None, wire.alpha_ps)
+        parties = tuple(f"rank {self.program.classes[c].members[0]}" for c in classes)
+        self.meetings.append(Meeting(name, parties, activity))
+        return len(self.meetings) - 1
+
+    def _link(self, link: int) -> int:
+        if link not in self.links:
+            self.links[link] = len(self.capacities)
+            self.capacities.append(self.fabric.capacity(link))
+            self.names.append(self.fabric.name(link))
+        return self.links[link]
+
+
+__all__ = ["Activity", "Lowered", "Meeting", "Planned", "Template", "lower"]

@@ -1,0 +1,280 @@
+"""The max-min engine: hand-worked cases, reference values, and properties of any set of activities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emulator.run.maxmin import FULL, LEVEL_BITS, solve
+from emulator.run.pool import SLACK, Activity, Pool
+from emulator.spec.units import PS_PER_SECOND
+
+G = 10**9
+DATA = Path(__file__).parent / "data"
+
+
+class Flow(NamedTuple):
+    """Bytes over links, from a time on (seconds)."""
+
+    links: tuple[int, ...]
+    size: int = G
+    at: float = 0.0
+
+
+def play(capacities: Sequence[int], flows: Sequence[Flow], weight: int = G) -> tuple[list[float], Pool]:
+    """End of each flow, in seconds; all have the same weight, so they share links as plain max-min does."""
+    env = simpy.Environment()
+    pool = Pool(env, capacities)
+    ends = [0.0] * len(flows)
+
+    def flow(i: int, links: tuple[int, ...], size: int, at: float) -> simpy.events.ProcessGenerator:
+        yield env.timeout(round(at * PS_PER_SECOND))
+        demands = tuple((link, weight) for link in links)
+        length = -(-size * PS_PER_SECOND * FULL // weight)
+        yield pool.start(demands, length, pool.alone(demands))
+        ends[i] = env.now / PS_PER_SECOND
+
+    for i, (links, size, at) in enumerate(flows):
+        env.process(flow(i, links, size, at))
+    env.run()
+    return ends, pool
+
+
+HAND_WORKED = {
+    "two flows share a link": ([G], [Flow((0,)), Flow((0,))], [2, 2]),
+    "the longer has the link to itself in the end": ([G], [Flow((0,)), Flow((0,), 2 * G)], [2, 3]),
+    "the second starts later": ([G], [Flow((0,)), Flow((0,), at=0.5)], [1.5, 2]),
+    "one flow over three links, one on each": (
+        [G] * 3,
+        [Flow((0, 1, 2)), Flow((0,)), Flow((1,)), Flow((2,))],
+        [2, 2, 2, 2],
+    ),
+    "the same on links of 1, 2 and 3 G": (
+        [G, 2 * G, 3 * G],
+        [Flow((0, 1, 2)), Flow((0,)), Flow((1,)), Flow((2,))],
+        [2, 2, 2 / 3, 0.4],
+    ),
+    "a flow held back elsewhere leaves its share": (
+        [10 * G, 2 * G],
+        [Flow((0,), 9 * G), Flow((0, 1), 2 * G), Flow((1,))],
+        [1, 1.5, 1],
+    ),
+    "four senders into one receiver, one of them slow": (
+        [G, G, G, G // 10, G],
+        [Flow((i, 4)) for i in range(4)],
+        [10 / 3, 10 / 3, 10 / 3, 10],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HAND_WORKED)
+def test_hand_worked(case: str) -> None:
+    capacities, flows, expected = HAND_WORKED[case]
+    ends, _ = play(capacities, flows)
+    assert ends == pytest.approx(expected, abs=1.01e-12)
+
+
+def star(name: str) -> list[Flow]:
+    """Flows of a star table: source, destination, bytes between 128 hosts."""
+    rows = [line.split() for line in (DATA / name).read_text().splitlines()]
+    return [Flow((int(s), 128 + int(d)), int(size)) for s, d, size in rows]
+
+
+def test_star_of_1000_flows() -> None:
+    """SimGrid's figures for the same table."""
+    ends, pool = play([50 * G] * 256, star("star_1000.txt"))
+    assert max(ends) == pytest.approx(0.017559217, abs=1e-9)
+    assert sum(ends) == pytest.approx(6.928279281, abs=1e-9 * len(ends))
+    assert pool.solves <= len(set(ends)) + 1
+
+
+@pytest.mark.slow
+def test_star_of_3000_flows() -> None:
+    ends, _ = play([50 * G] * 256, star("star_3000.txt"))
+    assert max(ends) == pytest.approx(0.041263705, abs=1e-9)
+    assert sum(ends) == pytest.approx(53.191091909, abs=1e-9 * len(ends))
+
+
+def test_no_solve_where_nothing_binds() -> None:
+    """Flows that fit beside each other at full rate never ask the solver, whenever they come and go."""
+    flows = [Flow((0, i + 1), G, 0.1 * i) for i in range(8)]
+    ends, pool = play([100 * G] + [G] * 8, flows)
+    assert pool.solves == 0
+    assert ends == pytest.approx([1 + 0.1 * i for i in range(8)], abs=1e-12)
+
+
+def test_one_solve_an_instant() -> None:
+    """A hundred flows that start together are solved once, and once at each of their two ends."""
+    flows = [Flow((0,), G * (1 + i % 2)) for i in range(100)]
+    _, pool = play([G], flows)
+    assert pool.solves == 2
+
+
+def test_a_hold_slows_a_kernel_by_the_units_left() -> None:
+    """132 SMs of which 20 are held leave 112: a kernel that needs all takes 132/112 as long, to the picosecond."""
+    env = simpy.Environment()
+    pool = Pool(env, [132_000_000])
+    duration = 112 * 10**6
+    assert pool.hold(0, 20_000_000) is None
+    done = pool.start(((0, 132_000_000),), duration << LEVEL_BITS, FULL)
+    env.run(until=done)
+    assert env.now == 132 * 10**6
+
+
+def test_a_hold_that_does_not_fit_waits_its_turn() -> None:
+    env = simpy.Environment()
+    pool = Pool(env, [10])
+    assert pool.hold(0, 6) is None
+    second, third = pool.hold(0, 6), pool.hold(0, 1)
+    assert second is not None
+    assert third is not None, "first come, first served: the third does not overtake"
+    pool.release(0, 6)
+    env.run()
+    assert second.processed
+    assert third.processed
+
+
+def test_latency_passes_before_resources_are_touched() -> None:
+    env = simpy.Environment()
+    pool = Pool(env, [G])
+    late = pool.start(((0, G),), 10 << LEVEL_BITS, FULL, delay_ps=5)
+    early = pool.start(((0, G),), 5 << LEVEL_BITS, FULL)
+    ends = {}
+    for name, event in (("late", late), ("early", early)):
+        event.callbacks.append(lambda _, name=name: ends.setdefault(name, env.now))
+    env.run()
+    assert ends == {"early": 5, "late": 15}
+
+
+def test_timers_do_not_pile_up() -> None:
+    """Each of a thousand interruptions of a long activity leaves at most one timer beside the live one."""
+    env = simpy.Environment()
+    pool = Pool(env, [G])
+    pool.start(((0, G),), 10**9 << LEVEL_BITS, FULL)
+    longest = 0
+
+    def short() -> simpy.events.ProcessGenerator:
+        nonlocal longest
+        for _ in range(1000):
+            yield pool.start(((0, G),), 10 << LEVEL_BITS, FULL)
+            longest = max(longest, len(env._queue))
+
+    env.process(short())
+    env.run()
+    assert longest <= 4
+
+
+resources = st.integers(1, 4)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[int], list[tuple[tuple[tuple[int, int], ...], int, int, int]]]:
+    """Capacities, and activities as (demands, length, start, delay)."""
+    capacities = draw(st.lists(st.integers(1, 50), min_size=1, max_size=4))
+    activity = st.tuples(
+        st.dictionaries(st.integers(0, len(capacities) - 1), st.integers(1, 60), min_size=1).map(
+            lambda d: tuple(d.items())
+        ),
+        st.integers(1, 500),
+        st.integers(0, 300),
+        st.sampled_from([0, 0, 7]),
+    )
+    return capacities, draw(st.lists(activity, min_size=1, max_size=9))
+
+
+def exact_levels(active: list[Activity], capacities: Sequence[int]) -> dict[Activity, Fraction]:
+    """Progressive filling in rationals, written plainly: an independent answer."""
+    level: dict[Activity, Fraction] = {}
+    left = [Fraction(c) for c in capacities]
+    while len(level) < len(active):
+        rising = [a for a in active if a not in level]
+        rooms = {
+            r: left[r] / load
+            for r in range(len(capacities))
+            if (load := sum(d for a in rising for q, d in a.demands if q == r))
+        }
+        lowest = min(min(rooms.values(), default=Fraction(10**9)), min(Fraction(a.bound, FULL) for a in rising))
+        full = {r for r, room in rooms.items() if room == lowest}
+        for a in rising:
+            if Fraction(a.bound, FULL) == lowest or any(q in full for q, _ in a.demands):
+                level[a] = lowest
+                for q, d in a.demands:
+                    left[q] -= d * lowest
+    return level
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_levels_are_max_min_fair_at_every_change(
+    world: tuple[list[int], list[tuple[tuple[tuple[int, int], ...], int, int, int]]],
+) -> None:
+    """At the end of every instant: feasible, everybody at his bound or at a full resource, equal to the rationals.
+
+    Over the run: the work planned is the work done, no end is early or late by more than rounding, and the
+    number of solves is bounded by the number of changes (progress).
+    """
+    capacities, activities = world
+    env = simpy.Environment()
+    log: list[tuple[int, Activity, int]] = []
+    pool = Pool(env, capacities, audit=lambda *entry: log.append(entry))
+
+    def one(demands: tuple[tuple[int, int], ...], length: int, at: int, delay: int) -> simpy.events.ProcessGenerator:
+        yield env.timeout(at)
+        yield pool.start(demands, length << LEVEL_BITS, pool.alone(demands, 2 * FULL), delay)
+
+    for activity in activities:
+        env.process(one(*activity))
+    env.run()
+    times = sorted({now for now, _, _ in log})
+    current: dict[Activity, int] = {}
+    work: dict[Activity, int] = {}
+    before = 0
+    for now in times:
+        for activity, level in current.items():
+            work[activity] = work.get(activity, 0) + level * (now - before)
+        before = now
+        for when, activity, level in log:
+            if when == now:
+                current[activity] = level
+                if not level:
+                    del current[activity]
+                    assert -SLACK <= work[activity] - activity.length < 2 * FULL
+        expected = exact_levels(list(current), capacities)
+        for activity, level in current.items():
+            assert abs(level - expected[activity] * FULL) <= 64 * len(activities), "rounding only"
+        for resource, capacity in enumerate(capacities):
+            load = sum(d * level for a, level in current.items() for q, d in a.demands if q == resource)
+            assert load <= capacity << LEVEL_BITS
+    assert not current
+    assert pool.solves <= 2 * len(log)
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_the_solver_does_not_care_for_order(
+    world: tuple[list[int], list[tuple[tuple[tuple[int, int], ...], int, int, int]]], random: object
+) -> None:
+    """Shuffled activities and resources get bit-identical levels."""
+    capacities, activities = world
+    env = simpy.Environment()
+    pool = Pool(env, capacities)
+    claims = [Activity(d, 1, pool.alone(d), simpy.Event(env), i) for i, (d, *_) in enumerate(activities)]
+
+    def levels(order: list[Activity], names: list[int]) -> list[int]:
+        users = {r: {a: dict(a.demands)[r] for a in order if r in dict(a.demands)} for r in names}
+        users = {r: there for r, there in users.items() if there}
+        solved = solve(users, {r: capacities[r] << LEVEL_BITS for r in users})
+        return [solved[a] for a in claims]
+
+    reference = levels(claims, list(range(len(capacities))))
+    shuffled, names = list(claims), list(range(len(capacities)))
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    random.shuffle(names)  # type: ignore[attr-defined]
+    assert levels(shuffled, names) == reference
