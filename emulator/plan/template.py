@@ -21,7 +21,7 @@ class _Pending(NamedTuple):
     layer: int
 
 
-class Draft:
+class TemplateDraft:
     """Collects ops in the order in which the host issues them.
 
     A buffer that is not persistent is allocated by the first op that touches it and freed by the last one, in
