@@ -4,16 +4,24 @@ from fractions import Fraction
 
 import msgspec
 
-from emulator.spec.device import Device
+from emulator.spec.checks import finite, flag, hint, listed, whole
+from emulator.spec.device import DEVICES, Device
+from emulator.spec.errors import JobError
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The CPU side of one GPU."""
 
     launch_seconds: float = 6e-6
-    """Host time to issue one kernel or collective from an eager framework."""
+    """Host time to issue one kernel or collective from an eager framework: the 2.5 to 5 us of an asynchronous
+    CUDA launch (truth/microbench latency-04462, M) and the framework's own dispatch on top (M)."""
     loader_bytes_per_second: float = 1e9
-    """Rate at which the loader prepares input for one GPU."""
+    """Rate at which the loader prepares input for one GPU: one core that copies and collates tokens (M)."""
+
+    def __post_init__(self) -> None:
+        """Check ranges; raises JobError."""
+        finite("cluster.host.launch_seconds", self.launch_seconds)
+        finite("cluster.host.loader_bytes_per_second", self.loader_bytes_per_second, positive=True)
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,9 +45,32 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rail_optimised: bool = False
     """GPU i of every node of a pod hangs on leaf i, instead of all GPUs of a rack on one leaf."""
     nic_efficiency: float = 0.97
-    """Payload fraction of the NIC's line rate."""
+    """Payload fraction of the NIC's line rate: ib_write_bw 193.7 of 200 Gb/s (truth/microbench p2p-04225)."""
     host: Host = Host()
     source: str = ""
+
+    def __post_init__(self) -> None:
+        """Check sizes and rates; raises JobError."""
+        if not isinstance(self.device, Device):
+            raise JobError(
+                f'cluster.device must be a Device, such as device("h100-sxm"), not {self.device!r}'
+            )
+        for field in ("gpus_per_node", "nodes", "nodes_per_rack"):
+            whole(f"cluster.{field}", getattr(self, field))
+        if self.racks_per_pod is not None:
+            whole("cluster.racks_per_pod", self.racks_per_pod)
+        if self.nic_gbit_per_gpu is not None:
+            finite("cluster.nic_gbit_per_gpu", self.nic_gbit_per_gpu, positive=True)
+        finite("cluster.pod_oversubscription", self.pod_oversubscription, positive=True)
+        if self.pod_oversubscription < 1:
+            raise JobError(
+                f"cluster.pod_oversubscription = {self.pod_oversubscription} must be at least 1 "
+                "(1 is full bisection, 7 means 1:7)"
+            )
+        flag("cluster.rail_optimised", self.rail_optimised)
+        finite("cluster.nic_efficiency", self.nic_efficiency, positive=True)
+        if self.nic_efficiency > 1:
+            raise JobError(f"cluster.nic_efficiency = {self.nic_efficiency} must be a fraction of at most 1")
 
     @property
     def gpus(self) -> int:
@@ -105,3 +136,106 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.rail_optimised:
             return self.pod_of(gpu) * self.gpus_per_node + gpu % self.gpus_per_node
         return self.rack_of(gpu)
+
+    def totals(self) -> "Totals":
+        """Add up the devices."""
+        device, gpus = self.device, self.gpus
+        best = next(p for p in ("bf16", "fp16", "fp32") if p in device.peak_flops)
+        return Totals(
+            gpus=gpus,
+            nodes=self.nodes,
+            racks=self.racks,
+            pods=self.pods,
+            hbm_label_bytes=gpus * device.hbm_label_bytes,
+            hbm_bytes=gpus * device.hbm_bytes,
+            fp32_units=gpus * device.sms * device.fp32_units_per_sm,
+            tensor_cores=gpus * device.sms * device.tensor_cores_per_sm,
+            precision=best,
+            peak_flops=gpus * device.peak(best),
+        )
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster read as one machine."""
+
+    gpus: int
+    nodes: int
+    racks: int
+    pods: int
+    hbm_label_bytes: int
+    """The devices' labels read as GiB: 24,576 x 80 GiB = 1.875 PiB (the seeds write PB)."""
+    hbm_bytes: int
+    """What the drivers report."""
+    fp32_units: int
+    tensor_cores: int
+    precision: str
+    """What the peak counts: bf16, or fp16 or fp32 where the devices have no bf16."""
+    peak_flops: float
+    """Dense FLOP/s of all devices."""
+
+
+def llama3_24k(nodes: int = 3072) -> Cluster:
+    """Meta's Llama 3 cluster: 2 servers a rack, 192 racks a pod at full bisection, 8 pods, 1:7 above."""
+    return Cluster(
+        name="llama3-24k",
+        device=DEVICES["h100-sxm"],
+        gpus_per_node=8,
+        nodes=nodes,
+        nic_gbit_per_gpu=400,
+        nodes_per_rack=2,
+        racks_per_pod=192,
+        pod_oversubscription=7,
+        source="arXiv 2407.21783 section 3.3.1 (FACTS 3.1): RoCE, three-layer Clos, 400 Gb/s a GPU",
+    )
+
+
+def dgx_h100(nodes: int = 4) -> Cluster:
+    """DGX H100 SuperPOD: scalable units of 32 nodes, rail-optimised, full fat tree."""
+    return Cluster(
+        name="dgx-h100",
+        device=DEVICES["h100-sxm"],
+        gpus_per_node=8,
+        nodes=nodes,
+        nic_gbit_per_gpu=400,
+        nodes_per_rack=4,
+        racks_per_pod=8,
+        rail_optimised=True,
+        source="FACTS 3.1: unit of 32 nodes, 8 x 400 Gb/s NDR; (M): rails, 4 nodes a rack",
+    )
+
+
+def dgx_a100(nodes: int = 4) -> Cluster:
+    """DGX A100 SuperPOD: scalable units of 20 nodes, rail-optimised, full fat tree."""
+    return Cluster(
+        name="dgx-a100",
+        device=DEVICES["a100-80"],
+        gpus_per_node=8,
+        nodes=nodes,
+        nic_gbit_per_gpu=200,
+        nodes_per_rack=4,
+        racks_per_pod=5,
+        rail_optimised=True,
+        source="FACTS 2: 8 x 200 Gb/s HDR (M); (M): unit of 20 nodes, rails, 4 nodes a rack",
+    )
+
+
+BUILDERS = {"llama3-24k": llama3_24k, "dgx-h100": dgx_h100, "dgx-a100": dgx_a100}
+
+CLUSTERS = {name: build() for name, build in BUILDERS.items()}
+"""Every cluster of the catalogue by name, at its default size."""
+
+
+def cluster(name: str) -> Cluster:
+    """Cluster of the catalogue, at another number of nodes if one follows a colon ("dgx-h100:8").
+
+    Raises JobError with the closest name where there is none.
+    """
+    base, colon, nodes = name.partition(":")
+    if base not in BUILDERS:
+        near = hint(base, BUILDERS)
+        raise JobError(f'cluster = "{name}" is not in the catalogue, which has {listed(BUILDERS)}{near}')
+    if not colon:
+        return CLUSTERS[base]
+    if not (nodes.isascii() and nodes.isdigit() and int(nodes)):
+        raise JobError(f'cluster = "{name}": after the colon stands the number of nodes, as in "{base}:8"')
+    return BUILDERS[base](nodes=int(nodes))

@@ -1,6 +1,21 @@
-"""An accelerator as its datasheet and its driver describe it."""
+"""An accelerator as its datasheet and its driver describe it, and the catalogue of those that are known."""
+
+import tomllib
+from importlib import resources
+from typing import Literal
 
 import msgspec
+
+from emulator.spec.checks import choice, finite, hint, listed, whole
+from emulator.spec.errors import JobError
+from emulator.spec.units import GIB
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
+
+# Matrix units of one device do at most this many times their 16-bit rate; fp4's factor differs by generation.
+_TIMES_16_BIT = {"tf32": 1, "fp16": 1, "bf16": 1, "fp8": 2}
+_ROUNDING = 0.01
+"""Datasheets round their peaks and clocks to within a hundredth."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -8,11 +23,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     peak_flops: dict[str, float]
-    """Dense matrix-unit FLOP/s by precision (fp32 tf32 fp16 bf16 fp8 fp4); fp32 is the vector units' FMA peak."""
+    """Dense FLOP/s of a matrix product by precision (fp32 tf32 fp16 bf16 fp8 fp4); `unit` says on what."""
     vector_flops: float
     """FP32 FLOP/s of the vector units (CUDA cores), where norms, softmax and elementwise kernels run."""
     hbm_bytes: int
     """Memory capacity as the driver reports it."""
+    hbm_label_gb: int = 0
+    """The number of "GB" on the label, which counts GiB on NVIDIA parts; 0 where there is no label."""
     hbm_bytes_per_second: float
     l2_bytes: int
     l1_bytes_per_sm: int = 0
@@ -42,10 +59,92 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Achieved fraction of the HBM bandwidth in a copy or triad."""
     scale_up_efficiency: float
     """Payload fraction of the scale-up line rate that collectives reach with the bulk protocol."""
-    headline: dict[str, str]
+    headline: dict[str, str] = {}
     """What the vendor's headline or the seeds print where it differs from the figures above, by field."""
-    source: str
+    year: int = 0
+    """Year of launch; 0 where it does not matter."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what the rest of the emulator divides by; raises JobError."""
+        for field in ("hbm_bytes", "sms"):
+            whole(f"device.{field}", getattr(self, field))
+        whole("device.sms_on_die", self.sms_on_die, least=self.sms)
+        for field in (
+            "vector_flops",
+            "hbm_bytes_per_second",
+            "scale_up_bytes_per_second",
+            "nic_bytes_per_second",
+            "host_link_bytes_per_second",
+        ):
+            finite(f"device.{field}", getattr(self, field), positive=True)
+        if self.tensor_flops_per_sm_cycle:
+            finite("device.tensor_clock_hz", self.tensor_clock_hz, positive=True)
+        for field in ("hbm_efficiency", "scale_up_efficiency"):
+            _fraction(f"device.{field}", getattr(self, field))
+        if not self.peak_flops:
+            raise JobError("device.peak_flops is empty: give the dense FLOP/s of at least one precision")
+        for precision, peak in self.peak_flops.items():
+            choice("device.peak_flops", precision, PRECISIONS)
+            finite(f"device.peak_flops.{precision}", peak, positive=True)
+            self._check_dense(precision, peak)
+        for precision, efficiency in self.gemm_efficiency.items():
+            choice("device.gemm_efficiency", precision, tuple(self.peak_flops))
+            _fraction(f"device.gemm_efficiency.{precision}", efficiency)
+
+    def _check_dense(self, precision: str, peak: float) -> None:
+        """Refuse a peak above what the units do in a cycle: most often a headline that counts sparsity."""
+        if precision not in _TIMES_16_BIT or self.unit(precision) == "vector":
+            return
+        per_cycle = self.tensor_flops_per_sm_cycle * _TIMES_16_BIT[precision]
+        dense = self.sms * per_cycle * self.tensor_clock_hz
+        if peak > dense * (1 + _ROUNDING):
+            raise JobError(
+                f"device.peak_flops.{precision} = {peak:.4g} is {peak / dense:.2f} times what the units do, "
+                f"{self.sms} SMs x {per_cycle} FLOP x {self.tensor_clock_hz:.4g} Hz = {dense:.4g}: "
+                "peaks are dense, half of a headline with 2:1 sparsity"
+            )
 
     def peak(self, precision: str) -> float:
-        """Dense FLOP/s of a matrix product in this precision; KeyError-free: raises JobError (see check)."""
-        raise NotImplementedError
+        """Dense FLOP/s of a matrix product; JobError where the device has no units for the precision."""
+        if precision not in self.peak_flops:
+            has = listed(self.peak_flops)
+            raise JobError(f'precision = "{precision}": {self.name} has no units for it; it has {has}')
+        return self.peak_flops[precision]
+
+    def unit(self, precision: str) -> Literal["tensor", "vector"]:
+        """Units that run a matrix product: vector where there are no matrix units, or none for full fp32."""
+        if self.tensor_flops_per_sm_cycle == 0:
+            return "vector"
+        full = precision == "fp32" and self.peak(precision) == self.vector_flops
+        return "vector" if full else "tensor"
+
+    @property
+    def hbm_label_bytes(self) -> int:
+        """Capacity if the label's GB are read as GiB, as the seeds' cluster totals do."""
+        return self.hbm_label_gb * GIB
+
+
+def _fraction(field: str, value: float) -> None:
+    finite(field, value, positive=True)
+    if value > 1:
+        raise JobError(f"{field} = {value} must be a fraction of at most 1")
+
+
+def _catalogue() -> dict[str, Device]:
+    text = resources.files("emulator.spec").joinpath("data/devices.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text).items()
+    return {name: msgspec.convert({"name": name, **entry}, Device, strict=False) for name, entry in entries}
+
+
+DEVICES = _catalogue()
+"""Every accelerator of the catalogue by name."""
+
+
+def device(name: str) -> Device:
+    """Accelerator of the catalogue; JobError with the names that are close where there is none."""
+    if name not in DEVICES:
+        family = [known for known in DEVICES if name and known.startswith(name.lower())]
+        near = f"; did you mean {listed(family)}?" if family else hint(name, DEVICES)
+        raise JobError(f'device = "{name}" is not in the catalogue, which has {listed(DEVICES)}{near}')
+    return DEVICES[name]

@@ -156,13 +156,13 @@ def _rates(cluster: Cluster) -> dict[Kind, tuple[int, int]]:
     pod = nic * cluster.gpus_per_pod / Fraction(repr(float(cluster.pod_oversubscription)))
     on_port = Fraction(repr(float(device.scale_up_efficiency)))
     on_nic = Fraction(repr(float(cluster.nic_efficiency)))
+    layers: tuple[tuple[Kind, Kind, Fraction, Fraction], ...] = (
+        ("scale_up.out", "scale_up.in", port, on_port),
+        ("nic.out", "nic.in", nic, on_nic),
+        ("leaf.up", "leaf.down", leaf, on_nic),
+        ("pod.up", "pod.down", pod, on_nic),
+    )
     rates: dict[Kind, tuple[int, int]] = {}
-    for layer, line, efficiency in (
-        (("scale_up.out", "scale_up.in"), port, on_port),
-        (("nic.out", "nic.in"), nic, on_nic),
-        (("leaf.up", "leaf.down"), leaf, on_nic),
-        (("pod.up", "pod.down"), pod, on_nic),
-    ):
-        for kind in layer:
-            rates[kind] = (int(line), int(line * efficiency))
+    for up, down, line, efficiency in layers:
+        rates[up] = rates[down] = (int(line), int(line * efficiency))
     return rates
