@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
-from emulator.run.pool import SLACK, Activity, Pool
+from emulator.run.pool import SLACK, Activity, Clock, Pool
 from emulator.spec.units import PS_PER_SECOND
 
 G = 10**9
@@ -30,7 +31,7 @@ class Flow(NamedTuple):
 
 def play(capacities: Sequence[int], flows: Sequence[Flow], weight: int = G) -> tuple[list[float], Pool]:
     """End of each flow, in seconds; all have the same weight, so they share links as plain max-min does."""
-    env = simpy.Environment()
+    env = Clock()
     pool = Pool(env, capacities)
     ends = [0.0] * len(flows)
 
@@ -119,7 +120,7 @@ def test_one_solve_an_instant() -> None:
 
 def test_a_hold_slows_a_kernel_by_the_units_left() -> None:
     """132 SMs of which 20 are held leave 112: a kernel that needs all takes 132/112 as long, to the picosecond."""
-    env = simpy.Environment()
+    env = Clock()
     pool = Pool(env, [132_000_000])
     duration = 112 * 10**6
     assert pool.hold(0, 20_000_000) is None
@@ -129,7 +130,7 @@ def test_a_hold_slows_a_kernel_by_the_units_left() -> None:
 
 
 def test_a_hold_that_does_not_fit_waits_its_turn() -> None:
-    env = simpy.Environment()
+    env = Clock()
     pool = Pool(env, [10])
     assert pool.hold(0, 6) is None
     second, third = pool.hold(0, 6), pool.hold(0, 1)
@@ -142,7 +143,7 @@ def test_a_hold_that_does_not_fit_waits_its_turn() -> None:
 
 
 def test_latency_passes_before_resources_are_touched() -> None:
-    env = simpy.Environment()
+    env = Clock()
     pool = Pool(env, [G])
     late = pool.start(((0, G),), 10 << LEVEL_BITS, FULL, delay_ps=5)
     early = pool.start(((0, G),), 5 << LEVEL_BITS, FULL)
@@ -155,7 +156,7 @@ def test_latency_passes_before_resources_are_touched() -> None:
 
 def test_timers_do_not_pile_up() -> None:
     """Each of a thousand interruptions of a long activity leaves at most one timer beside the live one."""
-    env = simpy.Environment()
+    env = Clock()
     pool = Pool(env, [G])
     pool.start(((0, G),), 10**9 << LEVEL_BITS, FULL)
     longest = 0
@@ -171,11 +172,12 @@ def test_timers_do_not_pile_up() -> None:
     assert longest <= 4
 
 
-resources = st.integers(1, 4)
+Demands = tuple[tuple[int, int], ...]
+World = tuple[list[int], list[tuple[Demands, int, int, int]]]
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[int], list[tuple[tuple[tuple[int, int], ...], int, int, int]]]:
+def worlds(draw: st.DrawFn) -> World:
     """Capacities, and activities as (demands, length, start, delay)."""
     capacities = draw(st.lists(st.integers(1, 50), min_size=1, max_size=4))
     activity = st.tuples(
@@ -200,7 +202,7 @@ def exact_levels(active: list[Activity], capacities: Sequence[int]) -> dict[Acti
             for r in range(len(capacities))
             if (load := sum(d for a in rising for q, d in a.demands if q == r))
         }
-        lowest = min(min(rooms.values(), default=Fraction(10**9)), min(Fraction(a.bound, FULL) for a in rising))
+        lowest = min([*rooms.values(), *(Fraction(a.bound, FULL) for a in rising)])
         full = {r for r, room in rooms.items() if room == lowest}
         for a in rising:
             if Fraction(a.bound, FULL) == lowest or any(q in full for q, _ in a.demands):
@@ -213,19 +215,19 @@ def exact_levels(active: list[Activity], capacities: Sequence[int]) -> dict[Acti
 @settings(max_examples=300, deadline=None)
 @given(worlds())
 def test_levels_are_max_min_fair_at_every_change(
-    world: tuple[list[int], list[tuple[tuple[tuple[int, int], ...], int, int, int]]],
+    world: World,
 ) -> None:
-    """At the end of every instant: feasible, everybody at his bound or at a full resource, equal to the rationals.
+    """At the end of every instant: feasible, and equal to exact progressive filling up to rounding.
 
     Over the run: the work planned is the work done, no end is early or late by more than rounding, and the
     number of solves is bounded by the number of changes (progress).
     """
     capacities, activities = world
-    env = simpy.Environment()
+    env = Clock()
     log: list[tuple[int, Activity, int]] = []
     pool = Pool(env, capacities, audit=lambda *entry: log.append(entry))
 
-    def one(demands: tuple[tuple[int, int], ...], length: int, at: int, delay: int) -> simpy.events.ProcessGenerator:
+    def one(demands: Demands, length: int, at: int, delay: int) -> simpy.events.ProcessGenerator:
         yield env.timeout(at)
         yield pool.start(demands, length << LEVEL_BITS, pool.alone(demands, 2 * FULL), delay)
 
@@ -258,12 +260,10 @@ def test_levels_are_max_min_fair_at_every_change(
 
 @settings(max_examples=200, deadline=None)
 @given(worlds(), st.randoms(use_true_random=False))
-def test_the_solver_does_not_care_for_order(
-    world: tuple[list[int], list[tuple[tuple[tuple[int, int], ...], int, int, int]]], random: object
-) -> None:
+def test_the_solver_does_not_care_for_order(world: World, random: Random) -> None:
     """Shuffled activities and resources get bit-identical levels."""
     capacities, activities = world
-    env = simpy.Environment()
+    env = Clock()
     pool = Pool(env, capacities)
     claims = [Activity(d, 1, pool.alone(d), simpy.Event(env), i) for i, (d, *_) in enumerate(activities)]
 
@@ -275,6 +275,6 @@ def test_the_solver_does_not_care_for_order(
 
     reference = levels(claims, list(range(len(capacities))))
     shuffled, names = list(claims), list(range(len(capacities)))
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    random.shuffle(names)  # type: ignore[attr-defined]
+    random.shuffle(shuffled)
+    random.shuffle(names)
     assert levels(shuffled, names) == reference

@@ -1,4 +1,4 @@
-"""The checker that every test's run passes through: did what happened obey the rules?
+"""The checker that every test's run passes through: whether what happened obeyed the rules.
 
 It knows the Program, the Trace and the levels that the pool set, and replays them with arithmetic of its own.
 """
@@ -72,7 +72,7 @@ def _meetings(trace: Trace, recording: Recording) -> None:
     moving: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
     present: dict[tuple[int, int], int] = defaultdict(int)
     planned = {
-        (c, op.index): op.meeting
+        (c, op.op_index): op.meeting
         for c, streams in enumerate(recording.lowered.streams)
         for ops in streams.values()
         for op in ops
@@ -140,7 +140,7 @@ def _holds(trace: Trace, recording: Recording) -> dict[int, list[tuple[int, int]
     """Time -> (resource, change of what is held), from the spans of the ops that hold SMs."""
     columns = trace.columns
     amounts = {
-        (c, op.index): op.hold
+        (c, op.op_index): op.hold
         for c, streams in enumerate(recording.lowered.streams)
         for ops in streams.values()
         for op in ops

@@ -1,8 +1,8 @@
 """Plays a Program: every stream of a rank class is a SimPy process, and so is every host.
 
 A stream takes its ops in order. For each it waits until the ops it depends on have ended, until the host has
-issued it, and, if it holds SMs, until those are free; then it starts the op's activity in the pool, or comes to
-its meeting, and waits for the end. Only what has not happened yet is waited for.
+issued it, and, if it holds SMs, until those are free; then it starts the op's activity in the pool, or comes
+to its meeting, and waits for the end. Only what has not happened yet is waited for.
 
 A step of a rank begins when all its ops of the step before have ended: its host starts issuing then.
 """
@@ -19,7 +19,7 @@ import simpy
 from emulator.plan.program import Op, Program
 from emulator.run.errors import DeadlockError
 from emulator.run.lower import PER_DEVICE, SM, Lowered, Planned, lower
-from emulator.run.pool import Activity, Pool
+from emulator.run.pool import Activity, Clock, Pool
 from emulator.run.trace import Outcome, Trace
 
 Process = Generator[simpy.Event, None, None]
@@ -35,7 +35,7 @@ class _Meeting:
 
     __slots__ = ("arrived", "begin_ps", "done")
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: Clock) -> None:
         self.arrived: list[int] = []
         self.begin_ps = 0
         self.done = simpy.Event(env)
@@ -46,7 +46,7 @@ class _Join:
 
     __slots__ = ("event", "missing")
 
-    def __init__(self, env: simpy.Environment, missing: int) -> None:
+    def __init__(self, env: Clock, missing: int) -> None:
         self.event = simpy.Event(env)
         self.missing = missing
 
@@ -54,7 +54,7 @@ class _Join:
 class _Rank:
     """State of one rank class while it is played."""
 
-    def __init__(self, env: simpy.Environment, index: int, streams: dict[str, list[Planned]], steps: int) -> None:
+    def __init__(self, env: Clock, index: int, streams: dict[str, list[Planned]], steps: int) -> None:
         self.env = env
         self.index = index
         self.sm = index * PER_DEVICE + SM
@@ -99,7 +99,7 @@ class Executor:
         self, program: Program, steps: int, audit: bool = False, progress: Progress | None = None
     ) -> None:
         self.program = program
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.lowered = lower(program)
         self.recording = Recording(self.lowered, [])
         note = self.recording.levels
@@ -128,15 +128,15 @@ class Executor:
                     if self.finished.triggered:
                         break
                 if self.progress:
-                    ops = sum(len(rank.ended) for rank in self.ranks)
-                    self.progress(sum(len(rank.spans) for rank in self.ranks), ops * self.steps)
+                    in_all = sum(len(rank.ended) for rank in self.ranks) * self.steps
+                    self.progress(sum(len(rank.spans) for rank in self.ranks), in_all)
         except simpy.core.EmptySchedule:
-            raise DeadlockError(int(env.now), self._blocked()) from None
+            raise DeadlockError(env.now, self._blocked()) from None
         return self._trace(events, time.perf_counter() - began)
 
     def _host(self, rank: _Rank) -> Process:
         for go, over in zip(rank.go, rank.over, strict=True):
-            rank.host_began_ps = int(self.env.now)
+            rank.host_began_ps = self.env.now
             rank.ended = [False] * len(rank.ended)
             rank.running = len(rank.streams)
             go.succeed()
@@ -152,7 +152,7 @@ class Executor:
             ended, began = rank.ended, rank.host_began_ps
             for op in ops:
                 rank.head[name] = op
-                index, waits, issue, activity, number, hold = op
+                op_index, waits, issue, activity, number, hold = op
                 blockers = [w for w in waits if not ended[w]]
                 if blockers:
                     yield rank.join(blockers)
@@ -177,8 +177,8 @@ class Executor:
                     alone = planned.alone_ps if planned else 0
                 if hold:
                     pool.release(rank.sm, hold)
-                rank.end(index)
-                spans.append((index, step, issued, ready, start, begin, env.now, alone))
+                rank.end(op_index)
+                spans.append((op_index, step, issued, ready, start, begin, env.now, alone))
             rank.running -= 1
             if not rank.running:
                 rank.over[step].succeed()
@@ -194,7 +194,7 @@ class Executor:
         plan = self.lowered.meetings[number]
         if len(meeting.arrived) == len(plan.parties):
             del self.meetings[key]
-            meeting.begin_ps = int(self.env.now)
+            meeting.begin_ps = self.env.now
             activity = plan.activity
             if activity:
                 self.pool.start(
@@ -211,9 +211,11 @@ class Executor:
             rank_class = self.program.classes[rank.index]
             ops = self.program.templates[rank_class.template].ops
             for name, planned in rank.head.items():
-                if planned.index < len(rank.ended) and not rank.ended[planned.index]:
+                if planned.op_index < len(rank.ended) and not rank.ended[planned.op_index]:
                     reason = self._reason(rank, planned, ops)
-                    lines.append(f"rank {rank_class.members[0]} {name}: {ops[planned.index].name} {reason}")
+                    lines.append(
+                        f"rank {rank_class.members[0]} {name}: {ops[planned.op_index].name} {reason}"
+                    )
         return lines
 
     def _reason(self, rank: _Rank, planned: Planned, ops: tuple[Op, ...]) -> str:

@@ -59,7 +59,7 @@ class Meeting(NamedTuple):
 class Planned(NamedTuple):
     """One op of one rank class, ready to be played."""
 
-    index: int
+    op_index: int
     waits: tuple[int, ...]
     issue_ps: int
     """When the host has issued it, after the host began with the step; -1 if no host issues it."""
@@ -147,7 +147,9 @@ class _Lowering:
             activity, meeting, hold = None, -1, 0
             if isinstance(work, Collective):
                 counts[op.stream, work.group] += 1
-                meeting, hold = self._collective(c, rank_class, work, op.stream, counts[op.stream, work.group])
+                meeting, hold = self._collective(
+                    c, rank_class, work, op.stream, counts[op.stream, work.group]
+                )
             elif isinstance(work, Transfer):
                 meeting, hold = self._transfer(c, rank_class, work, op.stream)
             elif work is not None:
@@ -186,7 +188,7 @@ class _Lowering:
             return None
         base = c * PER_DEVICE
         demands = tuple((base + r, d) for r, d in relative.demands)
-        for (resource, demand) in demands:
+        for resource, demand in demands:
             self._most(resource, (c, stream), demand * relative.bound)
         return relative._replace(demands=demands)
 
@@ -238,7 +240,11 @@ class _Lowering:
             wire = transfer_wire(src, dst, work.bytes, self.fabric)
         if key not in self.keys:
             name = f"{work.axis} transfer {work.tag} from rank {src} to rank {dst}"
-            fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL, 0, work.duration_ps) if work.duration_ps else None
+            fixed = (
+                Activity((), work.duration_ps << LEVEL_BITS, FULL, 0, work.duration_ps)
+                if work.duration_ps
+                else None
+            )
             self.keys[key] = self._meet(name, (src, dst), wire, (src, dst, "p2p"), fixed)
         return self.keys[key], self._hold(wire) if wire else 0
 

@@ -1,7 +1,7 @@
 """Max-min fair levels, in integers.
 
-Activity j runs at a level y_j; at that level it loads resource r with d_jr * y_j (d is its demand). The levels
-are the unique solution of progressive filling, in which all levels rise together from zero:
+Activity j runs at a level y_j; there it loads resource r with d_jr * y_j (d is its demand). The levels are the
+unique solution of progressive filling, in which all levels rise together from zero:
 
     for every resource r:   sum over j of d_jr * y_j  <=  C_r          nothing is loaded past its capacity
     for every activity j:   y_j  <=  b_j                               nor driven past its bound
@@ -40,8 +40,8 @@ A = TypeVar("A", bound=Claimant)
 def solve(users: Mapping[int, Mapping[A, int]], room: Mapping[int, int]) -> dict[A, int]:
     """Level of every activity that loads one of the given resources.
 
-    users: resource -> {activity: its demand there}. room: resource -> capacity << 62, same keys. A demand on a
-    resource that is not given is ignored: the caller knows that it cannot bind.
+    users: resource -> {activity: its demand there}. room: resource -> capacity << 62, same keys. A demand on
+    a resource that is not given is ignored: the caller knows that it cannot bind.
     """
     left = dict(room)
     load = {r: sum(there.values()) for r, there in users.items()}
@@ -60,7 +60,7 @@ def solve(users: Mapping[int, Mapping[A, int]], room: Mapping[int, int]) -> dict
             if not load[r]:
                 continue
             quotient = left[r] // load[r]
-            if rising and quotient > rising[0][0] or quotient > level:
+            if (rising and quotient > rising[0][0]) or quotient > level:
                 heappush(rising, (quotient, r))
                 continue
             level = quotient

@@ -10,9 +10,9 @@ more than what is not held. All others cannot bind, so activities that meet no c
 level they have alone and need no solve, and what must be solved together are activities connected through
 contended resources.
 
-Lengths and levels count units of 2**-62. An activity ends at now + max(1, ceil((left - SLACK) / level)): late by
-less than a picosecond, early by at most SLACK, and nothing is lost, because what is left changes only when the
-level does.
+Lengths and levels count units of 2**-62. An activity ends at now + max(1, ceil((left - SLACK) / level)): late
+by less than a picosecond, early by at most SLACK, and nothing is lost, because what is left changes only when
+the level does.
 """
 
 from __future__ import annotations
@@ -20,16 +20,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 import simpy
+from simpy.events import EventPriority
 
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 SLACK = 1 << (LEVEL_BITS - 16)
 """Length that may be missing at an end: 2**-16 ps. Rounding a level down by less than one unit loses less than one
 unit a picosecond, so for up to 2**46 ps = 70 s at one level it does not make an end a whole picosecond late."""
-END_OF_INSTANT = 2
+END_OF_INSTANT = EventPriority(2)
 """SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
+
+
+class Clock(simpy.Environment):
+    """SimPy's environment with a time that counts picoseconds: it starts at 0 and all delays are integers."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def now(self) -> int:
+            """The time, in picoseconds."""
 
 
 class Activity:
@@ -69,7 +81,7 @@ class Pool:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         capacities: Sequence[int],
         audit: Callable[[int, Activity, int], None] | None = None,
     ) -> None:
@@ -134,9 +146,9 @@ class Pool:
         self._take(resource, -amount)
         queue = self._holders[resource]
         while queue and queue[0][0] << LEVEL_BITS <= self._room[resource]:
-            waiting, event = queue.popleft()
+            waiting, fits = queue.popleft()
             self._take(resource, waiting)
-            event.succeed()
+            fits.succeed()
 
     def _take(self, resource: int, amount: int) -> None:
         self._room[resource] -= amount << LEVEL_BITS
@@ -201,15 +213,17 @@ class Pool:
             users = self._users[resource]
             if resource in self._contended and users:
                 constraints[resource] = users
-            for activity in users:
-                if activity not in reached:
-                    reached[activity] = None
-                    for other, _ in activity.demands:
+            for user in users:
+                if user not in reached:
+                    reached[user] = None
+                    for other, _ in user.demands:
                         if other in self._contended and other not in seen:
                             seen.add(other)
                             frontier.append(other)
-        self.solves += 1
-        levels = solve(constraints, {r: self._room[r] for r in constraints})
+        levels: dict[Activity, int] = {}
+        if constraints:
+            self.solves += 1
+            levels = solve(constraints, {r: self._room[r] for r in constraints})
         for activity in reached:
             level = levels.get(activity, activity.bound)
             if level != activity.level:
@@ -244,4 +258,4 @@ class Pool:
         self._arm()
 
 
-__all__ = ["FULL", "SLACK", "Activity", "Pool"]
+__all__ = ["FULL", "SLACK", "Activity", "Clock", "Pool"]
