@@ -119,7 +119,7 @@ def test_one_solve_an_instant() -> None:
 
 
 def test_a_hold_slows_a_kernel_by_the_units_left() -> None:
-    """132 SMs of which 20 are held leave 112: a kernel that needs all takes 132/112 as long, to the picosecond."""
+    """Of 132 SMs 20 are held: a kernel that needs all takes 132/112 as long, to the picosecond."""
     env = Clock()
     pool = Pool(env, [132_000_000])
     duration = 112 * 10**6
@@ -239,18 +239,18 @@ def test_levels_are_max_min_fair_at_every_change(
     work: dict[Activity, int] = {}
     before = 0
     for now in times:
-        for activity, level in current.items():
-            work[activity] = work.get(activity, 0) + level * (now - before)
+        for running, level in current.items():
+            work[running] = work.get(running, 0) + level * (now - before)
         before = now
-        for when, activity, level in log:
+        for when, changed, level in log:
             if when == now:
-                current[activity] = level
+                current[changed] = level
                 if not level:
-                    del current[activity]
-                    assert -SLACK <= work[activity] - activity.length < 2 * FULL
+                    del current[changed]
+                    assert -SLACK <= work[changed] - changed.length < 2 * FULL
         expected = exact_levels(list(current), capacities)
-        for activity, level in current.items():
-            assert abs(level - expected[activity] * FULL) <= 64 * len(activities), "rounding only"
+        for running, level in current.items():
+            assert abs(level - expected[running] * FULL) <= 64 * len(activities), "rounding only"
         for resource, capacity in enumerate(capacities):
             load = sum(d * level for a, level in current.items() for q, d in a.demands if q == resource)
             assert load <= capacity << LEVEL_BITS

@@ -147,11 +147,9 @@ class _Lowering:
             activity, meeting, hold = None, -1, 0
             if isinstance(work, Collective):
                 counts[op.stream, work.group] += 1
-                meeting, hold = self._collective(
-                    c, rank_class, work, op.stream, counts[op.stream, work.group]
-                )
+                meeting, hold = self._collective(rank_class, work, op.stream, counts[op.stream, work.group])
             elif isinstance(work, Transfer):
-                meeting, hold = self._transfer(c, rank_class, work, op.stream)
+                meeting, hold = self._transfer(rank_class, work)
             elif work is not None:
                 activity = self._solo(c, work, op.stream)
             if work is None or isinstance(work, Load):
@@ -216,9 +214,9 @@ class _Lowering:
         return Activity(demands, duration << LEVEL_BITS, FULL, 0, duration)
 
     def _collective(
-        self, c: int, rank_class: RankClass, work: Collective, stream: str, number: int
+        self, rank_class: RankClass, work: Collective, stream: str, number: int
     ) -> tuple[int, int]:
-        """Meeting of the number-th collective of a group on this stream, and the micro-SMs its channels hold."""
+        """Meeting of the number-th collective of a group on a stream, and the micro-SMs its channels hold."""
         g = rank_class.groups[work.group]
         ranks = self.program.groups[g].ranks
         job = self.program.job
@@ -231,7 +229,7 @@ class _Lowering:
             self.keys[key] = self._meet(name, ranks, wire, (g, stream))
         return self.keys[key], self._hold(wire)
 
-    def _transfer(self, c: int, rank_class: RankClass, work: Transfer, stream: str) -> tuple[int, int]:
+    def _transfer(self, rank_class: RankClass, work: Transfer) -> tuple[int, int]:
         me, peer = rank_class.members[0], rank_class.peers[work.peer]
         src, dst = (me, peer) if work.kind == "send" else (peer, me)
         key = (src, dst, work.tag)

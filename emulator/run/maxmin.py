@@ -1,7 +1,7 @@
 """Max-min fair levels, in integers.
 
-Activity j runs at a level y_j; there it loads resource r with d_jr * y_j (d is its demand). The levels are the
-unique solution of progressive filling, in which all levels rise together from zero:
+Activity j runs at a level y_j; there it loads resource r with d_jr * y_j (d is its demand). The levels are
+the unique solution of progressive filling, in which all levels rise together from zero:
 
     for every resource r:   sum over j of d_jr * y_j  <=  C_r          nothing is loaded past its capacity
     for every activity j:   y_j  <=  b_j                               nor driven past its bound

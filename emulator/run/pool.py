@@ -28,8 +28,8 @@ from simpy.events import EventPriority
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 SLACK = 1 << (LEVEL_BITS - 16)
-"""Length that may be missing at an end: 2**-16 ps. Rounding a level down by less than one unit loses less than one
-unit a picosecond, so for up to 2**46 ps = 70 s at one level it does not make an end a whole picosecond late."""
+"""Length that may be missing at an end: 2**-16 ps. Rounding a level down loses less than one unit of it a
+picosecond: for up to 2**46 ps = 70 s at one level, no end comes a whole picosecond late by it."""
 END_OF_INSTANT = EventPriority(2)
 """SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
 
@@ -132,7 +132,7 @@ class Pool:
         return activity.done
 
     def hold(self, resource: int, amount: int) -> simpy.Event | None:
-        """Take a fixed part of a resource, first come first served; None if it fits at once, else its event."""
+        """Take a fixed part of a resource, first come first served: None if it fits now, else its event."""
         queue = self._holders.setdefault(resource, deque())
         if not queue and amount << LEVEL_BITS <= self._room[resource]:
             self._take(resource, amount)
@@ -155,7 +155,7 @@ class Pool:
         self._weigh(resource)
 
     def _weigh(self, resource: int) -> None:
-        """Note what a change on a resource means: contended or not, and whether anybody must be re-levelled."""
+        """Note what a change on a resource means: is it contended, must anybody be levelled anew."""
         if self._wanted[resource] > self._room[resource]:
             self._contended.add(resource)
         elif resource in self._contended:
