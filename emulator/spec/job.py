@@ -115,13 +115,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"seq_len = {self.seq_len} is longer than the {rows} learned positions of {self.model.name}; "
                 f"at most {rows} fit"
             )
-        device = self.cluster.device
-        # fp32 runs on the vector units, which every device has.
-        if self.precision != "fp32" and not device.peak_flops.get(self.precision):
-            has = [word for word in get_args(Precision) if word == "fp32" or device.peak_flops.get(word)]
-            raise JobError(
-                f'precision = "{self.precision}": {device.name} has no units for it, it has {listed(has)}'
-            )
+        # Raises JobError, naming what the device has, where no unit of it computes in this precision.
+        self.cluster.device.peak(self.precision)
 
     def _check_layout(self) -> None:
         layout, available = self.layout, self.cluster.gpus
