@@ -103,15 +103,15 @@ WRONG = [
     Case({"precision": "bf61"}, "must be fp32, tf32, fp16, bf16 or fp8; did you mean bf16?"),
     Case(
         {"precision": "fp8", "cluster": Cluster(device=DEVICES["a100-80"], nodes=8)},
-        'precision = "fp8": a100-80 has no units for it, it has',
+        'precision = "fp8": a100-80 has no units for it; it has',
     ),
     Case(
         {"precision": "bf16", "cluster": Cluster(device=DEVICES["k40"], nodes=8)},
-        "k40 has no units for it, it has fp32",
+        "k40 has no units for it; it has fp32",
     ),
     Case(
         {"precision": "fp16", "cluster": Cluster(device=DEVICES["k40"], nodes=8)},
-        "k40 has no units for it, it has fp32",
+        "k40 has no units for it; it has fp32",
     ),
     Case({"recompute": "fulll"}, "did you mean full?"),
     Case({"recompute": {"each": 2}}, "recompute = {each = 2} must be none"),
