@@ -53,7 +53,7 @@ def verify(value: object, kind: inspect.Type, path: str) -> None:
     elif isinstance(kind, inspect.DictType) and isinstance(value, dict):
         for key, each in value.items():
             verify(each, kind.value_type, join(path, key))
-    elif isinstance(kind, inspect.VarTupleType) and isinstance(value, list):
+    elif isinstance(kind, inspect.VarTupleType) and isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
             verify(each, kind.item_type, f"{path}[{index}]")
     elif isinstance(kind, inspect.LiteralType):
@@ -117,7 +117,7 @@ _FITS: Mapping[type[inspect.Type], tuple[type, ...]] = {
     inspect.NoneType: (type(None),),
     inspect.StructType: (dict,),
     inspect.DictType: (dict,),
-    inspect.VarTupleType: (list,),
+    inspect.VarTupleType: (list, tuple),
 }
 
 
