@@ -26,6 +26,7 @@ from emulator.plan.program import (
 from emulator.run.cost import device_capacities, kernel_cost
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.network import Wire, collective_wire, transfer_wire
+from emulator.run.pool import ends_in_ps
 from emulator.spec.fabric import Fabric
 from emulator.spec.units import PS_PER_SECOND, to_ps
 
@@ -168,13 +169,12 @@ class _Lowering:
         slots[slot] = max(slots.get(slot, 0), wanted)
 
     def _activity(
-        self, demands: Demands, length: int, slot: tuple[object, ...], bound: int | None, delay_ps: int = 0
+        self, demands: Demands, length: int, slot: tuple[object, ...], bound: int, delay_ps: int
     ) -> Activity:
-        rooms = [(self.capacities[r] << LEVEL_BITS) // d for r, d in demands]
-        alone = min(rooms) if bound is None else min([bound, *rooms])
+        alone = min([bound, *((self.capacities[r] << LEVEL_BITS) // d for r, d in demands)])
         for resource, demand in demands:
             self._most(resource, slot, demand * alone)
-        fluid = -(-length // alone) if alone else 0
+        fluid = ends_in_ps(length, alone) if alone else 0
         return Activity(demands, length, alone, delay_ps, delay_ps + fluid)
 
     def _solo(self, c: int, work: Work, stream: str) -> Activity | None:
@@ -262,7 +262,7 @@ class _Lowering:
             demands = [(self._link(link), d) for link, d in wire.demands]
             if self.program.job.contention and wire.hbm:
                 demands += [(c * PER_DEVICE + HBM, wire.hbm) for c in classes]
-            activity = self._activity(tuple(demands), wire.length_q, slot, None, wire.alpha_ps)
+            activity = self._activity(tuple(demands), wire.length_q, slot, wire.bound_q, wire.alpha_ps)
         parties = tuple(f"rank {self.program.classes[c].members[0]}" for c in classes)
         self.meetings.append(Meeting(name, parties, activity))
         return len(self.meetings) - 1

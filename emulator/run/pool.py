@@ -34,6 +34,11 @@ END_OF_INSTANT = EventPriority(2)
 """SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
 
 
+def ends_in_ps(left: int, level: int) -> int:
+    """Picoseconds until an activity with this much of its length left ends, at a positive level."""
+    return max(1, -((SLACK - left) // level))
+
+
 class Clock(simpy.Environment):
     """SimPy's environment with a time that counts picoseconds: it starts at 0 and all delays are integers."""
 
@@ -195,12 +200,12 @@ class Pool:
         if self._audit:
             self._audit(now, activity, level)
         if level:
-            activity.end = now + max(1, -((SLACK - activity.left) // level))
+            activity.end = now + ends_in_ps(activity.left, level)
             heappush(self._agenda, (activity.end, activity.number, activity))
         else:
             activity.end = -1
 
-    def _settle(self, _: simpy.Event) -> None:
+    def _settle(self, _event: simpy.Event) -> None:
         """Solve what the changes of this instant reach through contended resources."""
         self._settling = False
         reached: dict[Activity, None] = {}
@@ -241,7 +246,7 @@ class Pool:
             timer = self.env.timeout(when - self.env.now)
             timer.callbacks.append(self._fire)
 
-    def _fire(self, _: simpy.Event) -> None:
+    def _fire(self, _event: simpy.Event) -> None:
         """Begin and end what is due now."""
         now = self.env.now
         self._timers.pop()
