@@ -1,1 +1,5 @@
 """Trace to numbers, files and pictures."""
+
+from emulator.report.metrics import Report, measure, unmeasured
+
+__all__ = ["Report", "measure", "unmeasured"]

@@ -70,14 +70,15 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             f"{term} {gib(getattr(fullest, term))}" for term in before if getattr(fullest, term)
         )
         return (
-            f"does not fit: stage {fullest.stage} needs {gib(fullest.peak)}, {gib(self.over.bytes)} more than "
-            f"the {gib(self.capacity_bytes)} of a GPU; {self.over.term} {gib(getattr(fullest, self.over.term))} "
-            f"broke the budget" + (f" after {beside}" if beside else "")
+            f"does not fit: stage {fullest.stage} needs {gib(fullest.peak)}, {gib(self.over.bytes)} more "
+            f"than the {gib(self.capacity_bytes)} of a GPU; {self.over.term} "
+            f"({gib(getattr(fullest, self.over.term))}) broke the budget"
+            + (f" after {beside}" if beside else "")
         )
 
 
 class Timeline(NamedTuple):
-    """Live bytes over time: row i of `bytes` (columns as TERMS) holds from `times_ps[i]` on; row 0 before all."""
+    """Live bytes over time: row i of `bytes` (columns as TERMS) holds from `times_ps[i]` on."""
 
     times_ps: Int64
     bytes: Int64

@@ -102,6 +102,11 @@ class Spans:
         table = self.trace.index.ops
         return [table[i].name for i in self.trace.op_row[self.rows]]
 
+    def only(self, ops: npt.ArrayLike) -> Spans:
+        """Keep the spans whose op is marked in a boolean array over `trace.index.ops`."""
+        keep = np.asarray(ops, dtype=np.bool_)
+        return Spans(self.trace, self.rows[keep[self.trace.op_row[self.rows]]], self._rank)
+
     def one(self) -> Span:
         """Return the only span; ValueError when there is none or more than one."""
         if len(self) != 1:

@@ -1,0 +1,108 @@
+"""Short sentences for the reader of a report: what costs the most, and which knob moves it."""
+
+from __future__ import annotations
+
+from emulator.report.account import Account
+from emulator.report.memory import Memory
+from emulator.spec.job import Job
+
+WORTH_SAYING = 0.05
+"""A cause with a smaller share of the step gets no hint."""
+
+MOST_CAUSES = 3
+"""Causes named in one report, largest first."""
+
+
+def mfu_verdict(mfu: float) -> str:
+    """Judge an MFU in a word or two.
+
+    Over 40 % is excellent and over 30 % good (the seeds' targets); well below 30 %, which is read here as
+    below two thirds of it, something is broken.
+    """
+    if mfu > 0.40:
+        return "excellent (over 40 %)"
+    if mfu > 0.30:
+        return "good (over 30 %)"
+    return "below good (30 %)" if mfu >= 0.20 else "well below 30 %: something is broken"
+
+
+def hints(job: Job, times: Account | None, memory: Memory, mfu: float | None) -> list[str]:
+    """Say what costs the most and what would change it; memory that does not fit comes first."""
+    found = []
+    if memory.over is not None:
+        found.append(f"{memory.verdict()}; {_memory_knob(job, memory.over.term)}.")
+    device = job.cluster.device
+    if job.precision == "fp32" and "bf16" in device.peak_flops and job.fixed_times is None:
+        ratio = device.peak_flops["bf16"] / device.peak("fp32")
+        found.append(
+            f'precision = "fp32" runs matrix products on the FP32 units; bf16 has {ratio:.1f} times the peak.'
+        )
+    if times is not None and times.step_ps:
+        shares = {cause: ps / times.step_ps for cause, ps in times.causes().items()}
+        large = sorted(
+            (c for c in shares if shares[c] >= WORTH_SAYING and c != "compute"), key=lambda c: -shares[c]
+        )
+        found += [f"{_cost(cause, shares[cause])}; {_knob(job, cause)}." for cause in large[:MOST_CAUSES]]
+    if mfu is not None:
+        found.append(f"MFU {mfu:.1%} is {mfu_verdict(mfu)}.")
+    return found
+
+
+def _cost(cause: str, share: float) -> str:
+    what = {
+        "recompute": "Recomputing activations",
+        "optimizer": "The optimizer",
+        "bubble": "The pipeline bubble",
+        "contention": "Kernels slowed by what runs beside them",
+        "launch": "Waiting for the host to issue kernels",
+        "loader": "Waiting for input",
+        "fault": "The fault",
+    }.get(cause, f"Waiting for {cause.removeprefix('exposed ')} communication")
+    return f"{what} takes {share:.1%} of the step"
+
+
+def _knob(job: Job, cause: str) -> str:
+    data, layout = job.data_parallel, job.layout
+    if cause == "exposed dp":
+        return _data_parallel_knob(job)
+    return {
+        "recompute": f'recompute = "{job.recompute}" trades this for memory',
+        "optimizer": "more data-parallel ranks would share it"
+        if data.sharding == "fsdp"
+        else 'data_parallel.sharding = "fsdp" would divide it among the ranks',
+        "bubble": f"it shrinks with more microbatches (now {job.microbatches}: raise global_batch or lower "
+        f"micro_batch) and with fewer stages (layout.pp = {layout.pp})",
+        "contention": "collectives hold SMs and draw on HBM while they overlap compute; fewer bytes "
+        "would disturb it less",
+        "launch": "a larger micro_batch makes each kernel longer, and so hides the host "
+        f"(cluster.host.launch_seconds = {job.cluster.host.launch_seconds:g})",
+        "loader": f"cluster.host.loader_bytes_per_second = {job.cluster.host.loader_bytes_per_second:g} "
+        "is too slow",
+        "fault": "see faults",
+        "exposed pp": f"fewer stages (layout.pp = {layout.pp}) or a faster network would shorten it",
+    }.get(cause, f"a smaller layout.{cause.removeprefix('exposed ')} or a faster network would shorten it")
+
+
+def _data_parallel_knob(job: Job) -> str:
+    data = job.data_parallel
+    if data.sharding == "none":
+        return 'data_parallel.sharding = "ddp" would overlap it with backward'
+    if data.sharding == "fsdp" and data.reshard_after_forward:
+        return (
+            "a larger micro_batch gives it more compute to hide behind, and "
+            "data_parallel.reshard_after_forward = false saves one of the two gathers of the weights"
+        )
+    return "a larger micro_batch gives it more compute to hide behind"
+
+
+def _memory_knob(job: Job, term: str) -> str:
+    if term in ("weights", "gradients", "optimizer"):
+        if job.data_parallel.sharding != "fsdp":
+            return 'data_parallel.sharding = "fsdp" divides this state among the ranks'
+        return "more data-parallel ranks (layout.dp_shard) or stages (layout.pp) divide this state further"
+    if term == "activations":
+        in_flight = "" if job.layout.pp == 1 else ", or a schedule that keeps fewer microbatches in flight"
+        return f"a smaller micro_batch (now {job.micro_batch}) needs fewer activations{in_flight}"
+    if term == "buffers":
+        return "fewer layers unsharded at once (data_parallel.prefetch, reshard_after_forward) need less"
+    return "use a GPU with more memory"

@@ -1,0 +1,232 @@
+"""A Trace measured: the Report.
+
+All figures of time are those of the last step on the critical rank (see `account`); a report of several steps
+lists each step's duration beside them. A teaching world has times but no physics: its MFU and HFU are null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from emulator.plan.program import COMPUTE, Fixed, Kernel, Program
+from emulator.report import text
+from emulator.report.account import Account, account, critical_rank, step_bounds
+from emulator.report.communication import AxisTraffic, communication
+from emulator.report.hints import hints
+from emulator.report.memory import Memory, memory_by_stage
+from emulator.run.trace import Trace
+from emulator.spec.job import Job, resolved
+from emulator.spec.model import FlopConvention
+from emulator.spec.units import to_seconds
+from emulator.version import __version__
+
+CONVENTIONS: dict[str, FlopConvention] = {
+    "causal": "causal",
+    "full_attention": "full_attention",
+    "6nd": "6nd",
+    "with_embedding": "causal_with_embedding",
+}
+"""Keys of mfu_conventions and how the model counts each."""
+
+
+class Bubble(msgspec.Struct, frozen=True, kw_only=True):
+    """Pipeline bubble as fractions; null without a pipeline.
+
+    The bubble is what remains of the makespan without the busiest rank's kernels and without the critical
+    rank's exposed communication, launch and loader time: (p-1)(F+B) for GPipe and 1F1B (FACTS.md 4.4).
+    """
+
+    of_step: float | None
+    """Bubble over the step: (p-1)/(m+p-1)."""
+    of_ideal: float | None
+    """Bubble over the step without it: (p-1)/m."""
+    rank_local: float | None
+    """The zero-bubble papers' own: largest over ranks of last end - first start - busy, over the step."""
+
+
+class Emulation(msgspec.Struct, frozen=True, kw_only=True):
+    """What it took to emulate."""
+
+    ranks: int
+    classes: int
+    ops: int
+    """Spans in the trace; ops planned when nothing ran."""
+    events: int
+    wall_seconds: float
+    version: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended: complete, interrupted, deadlock, or not run."""
+
+    kind: str
+    why: str | None
+    at_seconds: float | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of INTERFACE.md; SI units, null where a figure does not apply."""
+
+    job: dict[str, Any]  # JSON of a job
+    outcome: Outcome
+    step_seconds: float | None = None
+    step_ps: int | None = None
+    step_seconds_each: list[float] = []
+    tokens_per_second_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    """Model FLOP (causal) per second and GPU, in units of 1e12."""
+    mfu: float | None = None
+    """The causal convention."""
+    hfu: float | None = None
+    """FLOPs of all GEMM and attention kernels, recompute included, over the dense peak."""
+    mfu_conventions: dict[str, float | None] = {}
+    bubble: Bubble
+    critical_rank: int | None = None
+    time: dict[str, float | dict[str, float]] | None = None
+    time_ps: dict[str, int | dict[str, int]] | None = None
+    communication: dict[str, AxisTraffic] = {}
+    memory: Memory
+    faults: list[dict[str, Any]] | None = None
+    emulation: Emulation
+    hints: list[str] = []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return builtins, ready for JSON."""
+        table: dict[str, Any] = msgspec.to_builtins(self)
+        return table
+
+    def __str__(self) -> str:
+        return text.render(self)
+
+
+def measure(trace: Trace) -> Report:
+    """Measure a trace with at least one span."""
+    program, job = trace.program, trace.program.job
+    rank = critical_rank(trace)
+    times = account(trace, rank)
+    seconds = to_seconds(times.step_ps)
+    mfu = _utilisation(job, seconds)
+    memory = memory_by_stage(program, trace)
+    traffic = communication(trace, times)
+    tokens = job.global_batch * job.seq_len
+    ranks = job.layout.world_size
+    flops = job.model.training_flops_per_token(job.seq_len) * tokens
+    physical = job.fixed_times is None and seconds > 0
+    return Report(
+        job=resolved(job),
+        outcome=Outcome(
+            kind=trace.outcome.kind,
+            why=trace.outcome.cause or None,
+            at_seconds=to_seconds(trace.outcome.at_ps),
+        ),
+        step_seconds=seconds,
+        step_ps=times.step_ps,
+        step_seconds_each=[to_seconds(end - start) for start, end in step_bounds(trace, rank)],
+        tokens_per_second_per_gpu=tokens / seconds / ranks if seconds else None,
+        tflops_per_gpu=flops / seconds / ranks / 1e12 if physical else None,
+        mfu=mfu["causal"],
+        hfu=_hardware_flops(program) / seconds / ranks / _peak(job) if physical else None,
+        mfu_conventions=mfu,
+        bubble=_bubble(trace, times),
+        critical_rank=rank,
+        time=_seconds(times),
+        time_ps=times.time_ps(),
+        communication=traffic,
+        memory=memory,
+        emulation=_emulation(program, len(trace), trace.events, trace.wall_seconds),
+        hints=hints(job, times, memory, mfu["causal"]),
+    )
+
+
+def unmeasured(program: Program, kind: str, why: str) -> Report:
+    """Report on a job that was not played to the end: memory from the plan, and why there is nothing else.
+
+    `kind` is "not run" or "deadlock".
+    """
+    memory = memory_by_stage(program)
+    return Report(
+        job=resolved(program.job),
+        outcome=Outcome(kind=kind, why=why, at_seconds=None),
+        mfu_conventions=dict.fromkeys(CONVENTIONS),
+        bubble=Bubble(of_step=None, of_ideal=None, rank_local=None),
+        memory=memory,
+        emulation=_emulation(program, _planned_ops(program), 0, 0.0),
+        hints=[] if memory.fits else hints(program.job, None, memory, None),
+    )
+
+
+def _peak(job: Job) -> float:
+    return job.cluster.device.peak(job.precision)
+
+
+def _utilisation(job: Job, seconds: float) -> dict[str, float | None]:
+    if job.fixed_times is not None or not seconds:
+        return dict.fromkeys(CONVENTIONS)
+    rate = job.global_batch * job.seq_len / seconds / job.layout.world_size
+    return {
+        name: job.model.mfu(rate, job.seq_len, _peak(job), convention)
+        for name, convention in CONVENTIONS.items()
+    }
+
+
+def _hardware_flops(program: Program) -> int:
+    """FLOPs of the GEMM and attention kernels of all ranks in one step."""
+    per_template = [
+        sum(
+            op.work.flops
+            for op in template.ops
+            if isinstance(op.work, Kernel) and op.work.kind in ("gemm", "attention")
+        )
+        for template in program.templates
+    ]
+    return sum(per_template[c.template] * len(c.members) for c in program.classes)
+
+
+def _bubble(trace: Trace, times: Account) -> Bubble:
+    if trace.program.job.layout.pp == 1 or not times.step_ps:
+        return Bubble(of_step=None, of_ideal=None, rank_local=None)
+    busiest = idle = 0
+    table = trace.index
+    kernel = [op.stream == COMPUTE and isinstance(op.work, Kernel | Fixed) for op in table.ops]
+    pipeline = [k and op.phase in "FBIWR" for k, op in zip(kernel, table.ops, strict=True)]
+    for rank_class in trace.program.classes:
+        spans = trace.where(rank=rank_class.members[0], stream=COMPUTE, step=times.step)
+        busiest = max(busiest, spans.only(kernel).busy_ps)
+        stage = spans.only(pipeline)
+        if len(stage):
+            idle = max(idle, stage.end_ps - stage.start_ps - stage.busy_ps)
+    elsewhere = sum(times.exposed.values()) + times.launch + times.loader
+    bubble = max(0, times.step_ps - busiest - elsewhere)
+    ideal = times.step_ps - bubble
+    return Bubble(
+        of_step=bubble / times.step_ps,
+        of_ideal=bubble / ideal if ideal else None,
+        rank_local=idle / times.step_ps,
+    )
+
+
+def _seconds(times: Account) -> dict[str, float | dict[str, float]]:
+    return {
+        name: {axis: to_seconds(ps) for axis, ps in value.items()}
+        if isinstance(value, dict)
+        else to_seconds(value)
+        for name, value in times.time_ps().items()
+    }
+
+
+def _planned_ops(program: Program) -> int:
+    sizes = [len(template.ops) for template in program.templates]
+    return sum(sizes[rank_class.template] for rank_class in program.classes)
+
+
+def _emulation(program: Program, ops: int, events: int, wall_seconds: float) -> Emulation:
+    return Emulation(
+        ranks=sum(len(rank_class.members) for rank_class in program.classes),
+        classes=len(program.classes),
+        ops=ops,
+        events=events,
+        wall_seconds=wall_seconds,
+        version=__version__,
+    )

@@ -1,0 +1,262 @@
+"""Timelines: one row per stream, drawn with matplotlib's object API on the Agg canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Op, Transfer
+from emulator.report.account import report_axis
+from emulator.report.export import replacing
+from emulator.run import intervals
+from emulator.run.trace import Int64, Trace
+
+MAX_ROWS = 64
+"""Rows beyond this are left out, with a note."""
+
+COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#f58518",
+    "weight gradient": "#ffbf79",
+    "recompute": "#b279a2",
+    "optimizer": "#54a24b",
+    "other kernels": "#9ecae9",
+    "tp": "#e45756",
+    "cp": "#ff9da6",
+    "pp": "#9d755d",
+    "dp": "#2a9d8f",
+    "ep": "#d67195",
+    "waiting for the others": "#d9d9d9",
+    "loader, copy": "#bab0ac",
+}
+"""Fill colour by kind; a communication axis is drawn while its bytes move."""
+
+IDLE = "#f3e3e3"
+WAITING = "waiting for the others"
+PHASES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward",
+    "W": "weight gradient",
+    "R": "recompute",
+    "O": "optimizer",
+}
+
+WIDTH_INCHES, ROW_INCHES, MARGIN_INCHES, DPI = 14.0, 0.3, 1.6, 150
+FONT = 7.0
+"""Points, of the numbers in cells."""
+GLYPH = 0.62
+"""Width of a digit over the font's size (DejaVu Sans: 0.636 em)."""
+AXES_SHARE = 0.75
+"""Part of the figure's width that the axes get beside labels and legend, roughly; for what fits in a cell."""
+
+
+class _Bars(NamedTuple):
+    """Rectangles of one row: interval rows, kind and microbatch of each."""
+
+    times: Int64
+    kinds: list[str]
+    microbatches: list[int]
+
+
+def timeline(
+    trace: Trace, path: str | Path | None = None, ranks: Sequence[int] | None = None, title: str | None = None
+) -> Figure:
+    """Draw a trace, one row per stream of each rank, and save it if a path is given (.png, .svg or .pdf).
+
+    Kernels are coloured by phase, communication by axis while it moves and grey while it waits for its other
+    members; idle time of the compute stream is shaded. `ranks` defaults to one representative of each class;
+    ranks whose rows would pass MAX_ROWS are left out, and a note says so.
+    """
+    chosen = [min(c.members) for c in trace.program.classes] if ranks is None else list(ranks)
+    rows = [(rank, stream) for rank in chosen for stream in _streams(trace, rank)]
+    shown = _cut(rows)
+    figure = Figure(
+        figsize=(WIDTH_INCHES, MARGIN_INCHES + ROW_INCHES * len(shown)), dpi=DPI, layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    unit, scale = _unit(trace.end_ps)
+    used: dict[str, None] = {}
+    for y, (rank, stream) in enumerate(shown):
+        _draw_row(axes, trace, rank, stream, y, scale, used)
+    _label(axes, shown, trace.end_ps / scale, unit)
+    _legend(axes, used, trace.program.job.layout.pp > 1)
+    job = trace.program.job
+    axes.set_title(
+        title or f"{job.model.name} on {job.layout.world_size} x {job.cluster.device.name}", loc="left"
+    )
+    if len(shown) < len(rows):
+        drawn = len(dict.fromkeys(rank for rank, _ in shown))
+        figure.supxlabel(
+            f"cut: {len(shown)} of {len(rows)} rows, {drawn} of {len(chosen)} ranks are shown",
+            fontsize=8,
+            x=0.5,
+        )
+    if path is not None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as file:
+            figure.savefig(file, format=target.suffix.lstrip(".") or "png")
+    return figure
+
+
+def _streams(trace: Trace, rank: int) -> list[str]:
+    """Streams of a rank on which something took time, compute first."""
+    template = trace.program.templates[trace.program.classes[trace.rank_class(rank)].template]
+    busy = [s for s in template.streams if trace.where(rank=rank, stream=s).busy_ps]
+    return sorted(busy, key=lambda stream: stream != COMPUTE)
+
+
+def _cut(rows: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Rows of the leading ranks that fit whole; at least the first rank's."""
+    if len(rows) <= MAX_ROWS:
+        return rows
+    shown: list[tuple[int, str]] = []
+    for rank in dict.fromkeys(rank for rank, _ in rows):
+        its = [row for row in rows if row[0] == rank]
+        if shown and len(shown) + len(its) > MAX_ROWS:
+            break
+        shown += its
+    return shown[:MAX_ROWS]
+
+
+def _unit(end_ps: int) -> tuple[str, float]:
+    for unit, size in (("s", 1e12), ("ms", 1e9), ("us", 1e6)):
+        if end_ps >= size:
+            return unit, size
+    return "ns", 1e3
+
+
+def _kind(op: Op) -> str:
+    match op.work:
+        case Collective() | Transfer():
+            return report_axis(op.work.axis)
+        case Load() | HostCopy():
+            return "loader, copy"
+        case Kernel() | Fixed():
+            return PHASES.get(op.phase, "other kernels")
+        case None:
+            return ""
+
+
+def _bars(trace: Trace, rank: int, stream: str) -> _Bars:
+    """Rectangles of a row in time order; communication gives one for its wait and one for its motion."""
+    c = trace.columns
+    times: list[tuple[int, int]] = []
+    kinds: list[str] = []
+    microbatches: list[int] = []
+    for row in trace.where(rank=rank, stream=stream).rows.tolist():
+        op = trace.op(row)
+        start, begin, end = int(c.start_ps[row]), int(c.begin_ps[row]), int(c.end_ps[row])
+        communicates = isinstance(op.work, Collective | Transfer)
+        if communicates and begin > start:
+            times.append((start, begin))
+            kinds.append(WAITING)
+            microbatches.append(-1)
+        begin = begin if communicates else start
+        if end > begin and op.work is not None:
+            times.append((begin, end))
+            kinds.append(_kind(op))
+            microbatches.append(op.microbatch)
+    return _Bars(np.array(times, dtype=np.int64).reshape(-1, 2), kinds, microbatches)
+
+
+def _draw_row(
+    axes: Axes, trace: Trace, rank: int, stream: str, y: int, scale: float, used: dict[str, None]
+) -> None:
+    bars = _bars(trace, rank, stream)
+    pixel = trace.end_ps / (WIDTH_INCHES * DPI)
+    if stream == COMPUTE:
+        free = intervals.complement(intervals.union(bars.times), 0, trace.end_ps)
+        _fill(axes, free[free[:, 1] - free[:, 0] > pixel], y, scale, IDLE, hatch="////", edge="#d9b8b8")
+    kinds = np.array(bars.kinds)
+    few = len(bars.kinds) <= 400
+    for kind in dict.fromkeys(bars.kinds):
+        used[kind] = None
+        own = bars.times[kinds == kind]
+        own = own if few else _merged(own, pixel / 4)
+        _fill(axes, own, y, scale, COLOURS[kind], edge="white" if few and kind != WAITING else "none")
+    if trace.program.job.microbatches > 1:
+        _number(axes, bars, y, scale, trace.end_ps)
+
+
+def _fill(
+    axes: Axes, times: Int64, y: int, scale: float, colour: str, edge: str = "none", hatch: str = ""
+) -> None:
+    if len(times):
+        spans = [(start / scale, (end - start) / scale) for start, end in times.tolist()]
+        axes.broken_barh(
+            spans, (y - 0.4, 0.8), facecolors=colour, edgecolors=edge, linewidth=0.4, hatch=hatch or None
+        )
+
+
+def _merged(times: Int64, gap: float) -> Int64:
+    """Join neighbours that are closer than a fraction of a pixel: what the eye cannot tell apart."""
+    joined = intervals.union(np.stack([times[:, 0], times[:, 1] + int(gap)], axis=1))
+    return np.stack([joined[:, 0], joined[:, 1] - int(gap)], axis=1)
+
+
+def _number(axes: Axes, bars: _Bars, y: int, scale: float, end_ps: int) -> None:
+    """Write the microbatch into each run of bars of one kind and microbatch, where it fits."""
+    points_per_ps = WIDTH_INCHES * AXES_SHARE * 72 / end_ps
+    start = 0
+    for i in range(1, len(bars.kinds) + 1):
+        key = bars.kinds[start], bars.microbatches[start]
+        if i < len(bars.kinds) and (bars.kinds[i], bars.microbatches[i]) == key:
+            continue
+        lo, hi = int(bars.times[start, 0]), int(bars.times[i - 1, 1])
+        start = i
+        text = str(key[1])
+        if key[1] >= 0 and (hi - lo) * points_per_ps >= GLYPH * FONT * len(text) + 1:
+            red, green, blue = to_rgb(COLOURS[key[0]])
+            # perceived brightness by the weights of ITU-R BT.601
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.6
+            axes.text(
+                (lo + hi) / 2 / scale,
+                y,
+                text,
+                ha="center",
+                va="center",
+                fontsize=FONT,
+                color="white" if dark else "black",
+                clip_on=True,
+            )
+
+
+def _label(axes: Axes, rows: list[tuple[int, str]], end: float, unit: str) -> None:
+    labels, last = [], None
+    for y, (rank, stream) in enumerate(rows):
+        labels.append(f"rank {rank}  {stream}" if rank != last else stream)
+        if rank != last and y:
+            axes.axhline(y - 0.5, color="#888888", linewidth=0.5)
+        last = rank
+    axes.set_yticks(range(len(rows)), labels, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, end or 1)
+    axes.set_xlabel(f"time ({unit})")
+    axes.tick_params(axis="y", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(axes: Axes, used: dict[str, None], pipeline: bool) -> None:
+    handles = [
+        Patch(
+            facecolor=colour,
+            label=f"{kind} communication" if kind in ("tp", "cp", "pp", "dp", "ep") else kind,
+        )
+        for kind, colour in COLOURS.items()
+        if kind in used
+    ]
+    idle = "bubble (compute idle)" if pipeline else "compute idle"
+    handles.append(Patch(facecolor=IDLE, edgecolor="#d9b8b8", hatch="////", label=idle))
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
