@@ -89,15 +89,15 @@ def struct_in(kind: inspect.Type) -> inspect.Type:
 
 def unknown(kind: inspect.StructType, key: str, path: str) -> str:
     """Error text for a key that a table does not have: the table, and the closest right key."""
-    table = f"[{path}]" if path else "the top of the job"
+    table = f"in [{path}]" if path else "at the top of the job"
     names = [field.name for field in kind.fields]
     near = hint(key, names)
     elsewhere = [place for place in _paths(inspect.type_info(Job)) if place.split(".")[-1] == key]
     if elsewhere and elsewhere[0] != join(path, key):
-        return f'unknown key "{key}" in {table}; did you mean {listed(elsewhere)}?'
+        return f'unknown key "{key}" {table}; did you mean {listed(elsewhere)}?'
     if near:
-        return f'unknown key "{key}" in {table}{near}'
-    return f'unknown key "{key}" in {table}, which takes {listed(names)}'
+        return f'unknown key "{key}" {table}{near}'
+    return f'unknown key "{key}" {table}, which takes {listed(names)}'
 
 
 def _paths(kind: inspect.Type, path: str = "") -> list[str]:
