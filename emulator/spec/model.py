@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from emulator.spec import hf_config
+from emulator.spec.checks import choice, finite, flag, listed, shown, whole
 from emulator.spec.errors import JobError
 
 FlopConvention = Literal[
@@ -23,6 +24,9 @@ full_attention: the same with attention counted as if nothing were masked (Naray
 6nd: six times all parameters, no attention.
 *_with_embedding: the input embedding's lookup counted as if it were a matrix product.
 """
+
+Activation = Literal["swiglu", "geglu", "gelu", "relu"]
+Norm = Literal["rmsnorm", "layernorm"]
 
 FLOP_CONVENTIONS: tuple[FlopConvention, ...] = get_args(FlopConvention)
 
@@ -56,9 +60,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     head_dim: int = 0
     """0 means hidden / heads."""
     vocab: int
-    activation: Literal["swiglu", "geglu", "gelu", "relu"] = "swiglu"
+    activation: Activation = "swiglu"
     """swiglu and geglu have a gate (three matrices), gelu and relu have none (two)."""
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm: Norm = "rmsnorm"
     rotary: bool = True
     learned_positions: int = 0
     """Rows of a learned position embedding; 0 for none."""
@@ -77,28 +81,33 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         """Check that the numbers make a model."""
         for field in ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab"):
-            value = getattr(self, field)
-            if value < 1:
-                raise JobError(f"model.{field}: {value} must be at least 1")
-        for field in ("head_dim", "learned_positions", "training_tokens"):
-            value = getattr(self, field)
-            if value < 0:
-                raise JobError(f"model.{field}: {value} must not be negative")
-        if self.head_dim == 0 and self.hidden % self.heads:
-            lower = self.hidden - self.hidden % self.heads
+            whole(f"model.{field}", getattr(self, field))
+        for field in ("head_dim", "learned_positions"):
+            whole(f"model.{field}", getattr(self, field), least=0)
+        finite("model.training_tokens", self.training_tokens)
+        choice("model.activation", self.activation, get_args(Activation))
+        choice("model.norm", self.norm, get_args(Norm))
+        for field in (
+            "rotary", "attention_bias", "projection_bias", "mlp_bias", "qk_norm", "tied_embeddings",
+        ):  # fmt: skip
+            flag(f"model.{field}", getattr(self, field))
+        left = self.hidden % self.heads
+        if self.head_dim == 0 and left:
+            near = [n for n in (self.hidden - left, self.hidden - left + self.heads) if n]
             raise JobError(
-                f"model.hidden: {self.hidden} / heads({self.heads}) leaves {self.hidden % self.heads}; "
-                f"use {lower or self.heads} or {lower + self.heads}, or give head_dim"
+                f"model.hidden: {self.hidden} / heads({self.heads}) leaves {left}; "
+                f"use {listed(map(str, near))}, or give head_dim"
             )
         if self.heads % self.kv_heads:
-            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            divisors = [str(n) for n in range(1, self.heads + 1) if self.heads % n == 0]
             raise JobError(
                 f"model.kv_heads: heads({self.heads}) / kv_heads({self.kv_heads}) leaves "
-                f"{self.heads % self.kv_heads}; kv_heads must be one of {', '.join(map(str, divisors))}"
+                f"{self.heads % self.kv_heads}; kv_heads must be {listed(divisors)}"
             )
-        if self.rotary and (self.hidden // self.heads if self.head_dim == 0 else self.head_dim) % 2:
+        if self.rotary and self.head_width % 2:
             raise JobError(
-                f"model.head_dim: {self.head_width} is odd, but rotary embeddings turn pairs; use an even one"
+                f"model.head_dim: {self.head_width} is odd, but rotary embeddings turn pairs of features; "
+                f"use {self.head_width + 1}, or rotary = false"
             )
 
     @property
@@ -167,8 +176,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         FACTS.md 4.1: 2 per weight-matrix element, head included, and for attention 4 s q_width per layer in
         full, half of it with a causal mask. Norms, activations, softmax and rotations are not counted.
         """
-        if seq_len < 1:
-            raise JobError(f"seq_len: {seq_len} must be at least 1")
+        whole("seq_len", seq_len)
         if convention == "6nd":
             return 2 * self.parameters
         flops = 2 * (self.layers * self.layer_matmul_parameters + self.hidden * self.vocab)
@@ -266,7 +274,7 @@ def model(name: str) -> Model:
         return MODELS[name]
     close = difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=0.4) or list(MODELS)
     raise JobError(
-        f"model: {name!r} is not in the catalogue; did you mean {', '.join(close)}? "
+        f"model = {shown(name)} is not in the catalogue; did you mean {listed(close)}? "
         "(or give the path of a Hugging Face config.json)"
     )
 
