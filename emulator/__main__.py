@@ -1,0 +1,7 @@
+"""`python -m emulator` is the same as the console script."""
+
+import sys
+
+from emulator.cli import main
+
+sys.exit(main())
