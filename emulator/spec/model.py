@@ -267,6 +267,16 @@ def _catalogue() -> dict[str, Model]:
 MODELS: dict[str, Model] = _catalogue()
 """The catalogue by name."""
 
+LLAMA2_7B = MODELS["llama2-7b"]
+LLAMA2_13B = MODELS["llama2-13b"]
+LLAMA2_70B = MODELS["llama2-70b"]
+LLAMA3_8B = MODELS["llama3-8b"]
+LLAMA3_70B = MODELS["llama3-70b"]
+LLAMA3_405B = MODELS["llama3-405b"]
+GPT3_175B = MODELS["gpt3-175b"]
+MTNLG_530B = MODELS["mtnlg-530b"]
+MEGATRON_1T = MODELS["megatron-1t"]
+
 
 def model(name: str) -> Model:
     """Look up the catalogue's model of that name; JobError with the nearest names if there is none."""
