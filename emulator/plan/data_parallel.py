@@ -42,21 +42,15 @@ class Plan(NamedTuple):
     stage: Stage
     draft: TemplateDraft
     visits: Sequence[Visit]
+    first_microbatch: int
+    """The microbatch whose backward comes first."""
+    last_microbatch: int
+    """The microbatch whose backward comes last."""
 
     @property
     def kernels(self) -> bool:
         """Whether kernels cost something: not in a teaching world."""
         return self.job.fixed_times is None
-
-    @property
-    def first_microbatch(self) -> int:
-        """The microbatch whose backward comes first."""
-        return next(visit.microbatch for visit in self.visits if not visit.forward)
-
-    @property
-    def last_microbatch(self) -> int:
-        """The microbatch whose backward comes last."""
-        return self.visits[-1].microbatch
 
 
 class Entry(NamedTuple):

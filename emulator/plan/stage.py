@@ -29,7 +29,8 @@ def write(job: Job, stage: Stage, actions: Sequence[Action], owner: int | None =
     """Write what a rank of this stage does in one step; `owner` as in `fsdp.Sharded`."""
     draft = TemplateDraft(stage.index)
     draft.buffer("reserved", "reserved", RESERVED_BYTES, persistent=True)
-    plan = Plan(job, stage, draft, visits(stage, actions))
+    backward = [action.microbatch for action in actions if action.kind != "F"]
+    plan = Plan(job, stage, draft, visits(stage, actions), backward[0], backward[-1])
     traffic = Sharded(plan, owner) if is_sharded(job) else Replicated(plan)
     return _Writer(plan, traffic).write(actions, f"stage{stage.index}" + _owner_name(owner, stage))
 

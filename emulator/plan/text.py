@@ -1,0 +1,143 @@
+"""A Program as text: the schedule's grid, one rank's streams, its groups, and who shares a template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from emulator.plan.program import Collective, Op, Program, RankClass, Template, Transfer
+from emulator.plan.schedule import Action, grid, schedule
+from emulator.spec.units import GB
+
+WIDTH = 110
+"""Columns of the text."""
+
+OPS_SHOWN = 6
+ROWS_SHOWN = 8
+"""Ops of a stream, and rows of any other list, unless all are asked for."""
+
+
+def show(program: Program, *, rank: int = 0, full: bool = False) -> str:
+    """Write a Program for people: about a screenful, or all of it with `full`.
+
+    `rank` is the one whose streams are listed. An op says what it waits for on other streams.
+    """
+    most = None if full else ROWS_SHOWN
+    lines = [*_head(program), "", *_grid(program, full), ""]
+    lines += _streams(program, rank, None if full else OPS_SHOWN)
+    lines += ["", *_groups(program, most), "", *_templates(program, most)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(program: Program) -> list[str]:
+    job = program.job
+    ops = sum(len(program.templates[c.template].ops) for c in program.classes)
+    ranks = sum(len(c.members) for c in program.classes)
+    classes, templates = len(program.classes), len(program.templates)
+    return [
+        f"{job.model.name} on {ranks} x {job.cluster.device.name}, {job.microbatches} microbatches of "
+        f"{job.micro_batch} x {job.seq_len} tokens",
+        f"{ranks} ranks in {classes} classes on {templates} templates; {ops} ops a step",
+    ]
+
+
+def _grid(program: Program, full: bool) -> Iterator[str]:
+    """One row a pipeline rank, one column a slot of unit time; a dot is a bubble."""
+    job = program.job
+    rows = grid(schedule(job.pipeline.schedule, job.layout.pp, job.microbatches))
+    cells = [[_cell(action) for action in row] for row in rows]
+    wide = max(len(cell) for row in cells for cell in row) + 1
+    room = len(rows[0]) if full else min(len(rows[0]), (WIDTH - 12) // wide)
+    bubble = sum(action is None for row in rows for action in row) / (len(rows) * len(rows[0]))
+    yield f"schedule {job.pipeline.schedule}: {len(rows[0])} slots of unit time, {bubble:.2%} of them bubble"
+    shown = cells if full else cells[: 2 * ROWS_SHOWN]
+    for number, row in enumerate(shown):
+        text = "".join(cell.ljust(wide) for cell in row[:room]).rstrip()
+        yield f"  pp {number:>3}  {text}{' ..' if room < len(row) else ''}"
+    if len(shown) < len(cells):
+        yield f"  .. and {len(cells) - len(shown)} more"
+
+
+def _cell(action: Action | None) -> str:
+    return "." if action is None else str(action)
+
+
+def _streams(program: Program, rank: int, most: int | None) -> Iterator[str]:
+    rank_class = _class_of(program, rank)
+    template = program.templates[rank_class.template]
+    peers = "".join(f", {name} is rank {peer}" for name, peer in sorted(rank_class.peers.items()))
+    yield f"rank {rank} ({template.name}{peers}), ops in the order of each stream:"
+    for stream in template.streams:
+        ops = [op for op in template.ops if op.stream == stream]
+        yield f"  {stream}: {len(ops)} ops"
+        for op in ops[:most]:
+            yield _cut(f"    {op.name:<34} {_work(op):<30} {_waits(template, op)}".rstrip())
+        if most is not None and len(ops) > most:
+            yield f"    .. and {len(ops) - most} more, the last {ops[-1].name}"
+
+
+def _class_of(program: Program, rank: int) -> RankClass:
+    found = next((c for c in program.classes if rank in c.members), None)
+    if found is None:
+        raise ValueError(f"rank {rank} is not in the program")
+    return found
+
+
+def _work(op: Op) -> str:
+    work = op.work
+    if work is None:
+        return "-"
+    if isinstance(work, Collective):
+        return f"{work.kind} {_size(work.bytes)} {work.axis}"
+    if isinstance(work, Transfer):
+        return f"{work.kind} {_size(work.bytes)} {work.peer}"
+    name = type(work).__name__.lower()
+    return getattr(work, "kind", name)
+
+
+def _size(size: int) -> str:
+    return f"{size / GB:.3g} GB"
+
+
+def _waits(template: Template, op: Op) -> str:
+    return f"after {', '.join(template.ops[w].name for w in op.waits)}" if op.waits else ""
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 2] + ".."
+
+
+def _groups(program: Program, most: int | None) -> Iterator[str]:
+    yield f"{len(program.groups)} groups" + (":" if program.groups else "")
+    rows = [
+        f"{number:>3} {group.axis:<3} {_ranks(group.ranks)}" for number, group in enumerate(program.groups)
+    ]
+    yield from _some(rows, most)
+
+
+def _templates(program: Program, most: int | None) -> Iterator[str]:
+    yield f"{len(program.templates)} templates:"
+    who: dict[int, list[int]] = {}
+    for rank_class in program.classes:
+        who.setdefault(rank_class.template, []).extend(rank_class.members)
+    rows = []
+    for t, ranks in sorted(who.items()):
+        template = program.templates[t]
+        rows.append(f"{template.name:<18} {len(template.ops):>6} ops, ranks {_ranks(sorted(ranks))}")
+    yield from _some(rows, most)
+
+
+def _some(rows: Sequence[str], most: int | None) -> Iterator[str]:
+    for row in rows[:most]:
+        yield _cut(f"  {row}")
+    if most is not None and len(rows) > most:
+        yield f"  .. and {len(rows) - most} more"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Ranks with constant steps run together: 0, 8, .., 56."""
+    some = list(ranks)
+    steps = {b - a for a, b in pairwise(some)}
+    if len(some) > 3 and len(steps) == 1:
+        return f"{some[0]}, {some[1]}, .., {some[-1]}"
+    return ", ".join(map(str, some))
