@@ -123,6 +123,12 @@ def transfer_pattern(src: int, dst: int, size: int, fabric: Fabric) -> Pattern:
     return Pattern("transfer", "direct", size, 2, nodes, (phase,) if route and size else ())
 
 
+def ring_orders(ranks: Sequence[int], fabric: Fabric) -> tuple[tuple[int, ...], ...]:
+    """GPUs in the order in which each of the rings comes to them; every ring takes an equal share of S."""
+    nodes = _by_node(tuple(ranks), fabric)
+    return tuple(tuple(gpu for path in _paths(nodes, ring) for gpu in path) for ring in range(_rings(nodes)))
+
+
 def busbw_factor(kind: CollectiveKind, ranks: int) -> Fraction:
     """Bus bandwidth over algorithm bandwidth S / seconds (nccl-tests PERFORMANCE.md; FACTS.md 3.2)."""
     if kind == "all_reduce":
@@ -239,14 +245,13 @@ def _chain(
 ) -> Phase:
     """Pipelined chain: the ring without the hop that would come back to the root (leave it, for a reduce)."""
     loads = _once_around(nodes, fabric)
-    rings = _rings(nodes)
-    for ring in range(rings):
-        order = [gpu for path in _paths(nodes, ring) for gpu in path]
+    orders = ring_orders(ranks, fabric)
+    for order in orders:
         at = order.index(ranks[root])
         hop = (order[at - 1], order[at]) if kind == "broadcast" else (order[at], order[(at + 1) % len(order)])
         loads.subtract(fabric.route(*hop))
     between = len(nodes) - 1
-    return _phase(loads, rings, (len(ranks) - 1 - between, between), len(ranks), len(nodes))
+    return _phase(loads, len(orders), (len(ranks) - 1 - between, between), len(ranks), len(nodes))
 
 
 def _parents(count: int) -> list[int]:

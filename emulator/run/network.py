@@ -62,7 +62,7 @@ UNSENT_CHUNK = Fraction(1, 2)
 A rank of a ring works on n chunks a round and sends n-1: one is only copied between its own buffers. So
 k sends reach k / (k + 1/2) of the link rate: 0.67, 0.86, 0.93 in an all_gather on 2, 4, 8 GPUs of a
 node. Measured there, extra bytes over extra time from 256 to 512 MiB (tests/data/collectives.csv): 158,
-202, 219 of 240 GB/s on A100s, 269, 330, 349 of 371 on H100s, 450, 581, 631 of 722 on B200s."""
+202, 219 of 240 GB/s on A100s, 274, 332, 349 of 371 on H100s, 459, 586, 638 of 722 on B200s."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
