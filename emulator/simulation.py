@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from emulator.plan import plan
 from emulator.plan.program import Program
-from emulator.report import Report, measure, memory_by_stage
+from emulator.report import Report, measure
 from emulator.report.export import save_trace
+from emulator.report.memory import memory_by_stage
 from emulator.run import run
 from emulator.run.trace import Trace
 from emulator.spec.job import Job
