@@ -68,16 +68,20 @@ class _Bars(NamedTuple):
 
 
 def timeline(
-    trace: Trace, path: str | Path | None = None, ranks: Sequence[int] | None = None, title: str | None = None
+    trace: Trace,
+    path: str | Path | None = None,
+    ranks: Sequence[int] | None = None,
+    streams: Sequence[str] | None = None,
+    title: str | None = None,
 ) -> Figure:
     """Draw a trace, one row per stream of each rank, and save it if a path is given (.png, .svg or .pdf).
 
     Kernels are coloured by phase, communication by axis while it moves and grey while it waits for its other
     members; idle time of the compute stream is shaded. `ranks` defaults to one representative of each class;
-    ranks whose rows would pass MAX_ROWS are left out, and a note says so.
+    ranks whose rows would pass MAX_ROWS are left out, and a note says so. `streams` limits the rows further.
     """
     chosen = [min(c.members) for c in trace.program.classes] if ranks is None else list(ranks)
-    rows = [(rank, stream) for rank in chosen for stream in _streams(trace, rank)]
+    rows = [(rank, stream) for rank in chosen for stream in _streams(trace, rank, streams)]
     shown = _cut(rows)
     figure = Figure(
         figsize=(WIDTH_INCHES, MARGIN_INCHES + ROW_INCHES * len(shown)), dpi=DPI, layout="constrained"
@@ -109,11 +113,15 @@ def timeline(
     return figure
 
 
-def _streams(trace: Trace, rank: int) -> list[str]:
-    """Streams of a rank on which something took time, compute first."""
+def _streams(trace: Trace, rank: int, wanted: Sequence[str] | None) -> list[str]:
+    """Streams of a rank on which something moved, compute first."""
     template = trace.program.templates[trace.program.classes[trace.rank_class(rank)].template]
-    busy = [s for s in template.streams if trace.where(rank=rank, stream=s).busy_ps]
-    return sorted(busy, key=lambda stream: stream != COMPUTE)
+    moved = [
+        stream
+        for stream in template.streams
+        if (wanted is None or stream in wanted) and len(trace.where(rank=rank, stream=stream).moving)
+    ]
+    return sorted(moved, key=lambda stream: stream != COMPUTE)
 
 
 def _cut(rows: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from emulator.spec.units import GB
 
 if TYPE_CHECKING:
     from emulator.report.metrics import Report
+
+COLUMNS = 100
 
 BAR = 40
 """Columns of a bar that stands for the whole step."""
@@ -29,7 +32,7 @@ def render(report: Report) -> str:
         parts += [_time(report), _communication(report)]
     parts += [_memory(report), _emulation(report)]
     if report.hints:
-        parts.append("\n".join(f"* {hint}" for hint in report.hints))
+        parts.append("\n".join(_wrapped(hint, "* ") for hint in report.hints))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -39,6 +42,10 @@ def seconds_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"
     return f"{seconds / 1e-9:.4g} ns" if seconds else "0 s"
+
+
+def _wrapped(sentence: str, bullet: str) -> str:
+    return textwrap.fill(sentence, COLUMNS, initial_indent=bullet, subsequent_indent=" " * len(bullet))
 
 
 def _title(job: dict[str, Any]) -> str:
@@ -56,7 +63,7 @@ def _title(job: dict[str, Any]) -> str:
 
 def _speed(report: Report) -> str:
     if report.step_seconds is None:
-        return f"{report.outcome.kind}: {report.outcome.why}"
+        return _wrapped(f"{report.outcome.kind}: {report.outcome.why}", "")
     lines = []
     if report.outcome.kind != "complete":
         lines.append(f"{report.outcome.kind} at {report.outcome.at_seconds:.6g} s: {report.outcome.why}")
@@ -141,7 +148,7 @@ def _memory(report: Report) -> str:
         for stage in report.memory.stages
     ]
     title = f"Memory at each stage's peak, GiB of {gib(report.memory.capacity_bytes)} on a GPU"
-    return f"{title}\n{_table(header, rows)}\n  {report.memory.verdict()}"
+    return f"{title}\n{_table(header, rows)}\n{_wrapped(report.memory.verdict(), '  ')}"
 
 
 def _emulation(report: Report) -> str:
