@@ -8,6 +8,7 @@ change no level and only cost time.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -82,6 +83,25 @@ class Lowered(NamedTuple):
     meetings: list[Meeting]
 
 
+class _Draft(NamedTuple):
+    """One op of a template."""
+
+    op_index: int
+    stream: str
+    waits: tuple[int, ...]
+    issue_ps: int
+    activity: Activity | None
+    """Its own work; resources are counted from the device's first."""
+
+
+def _placed(activity: Activity | None, base: int, binding: set[int]) -> Activity | None:
+    """The activity on the device whose resources begin at `base`, without what cannot bind."""
+    if activity is None:
+        return None
+    demands = tuple((base + r, d) for r, d in activity.demands if base + r in binding)
+    return activity._replace(demands=demands)
+
+
 def lower(program: Program, prune: bool = True) -> Lowered:
     """Turn the ops of every rank class into lengths and demands; `prune` drops what can never bind."""
     return _Lowering(program).result(prune)
@@ -110,57 +130,74 @@ class _Lowering:
         self.capacities = self.per_device * len(program.classes)
         self.names = [f"rank{rc.members[0]}.{name}" for rc in program.classes for name in RESOURCE_NAMES]
         self.links: dict[int, int] = {}
-        self.solo: dict[Work, Activity | None] = {}
         self.meetings: list[Meeting] = []
         self.keys: dict[tuple[object, ...], int] = {}
         self.most: dict[int, dict[tuple[object, ...], int]] = defaultdict(dict)
 
     def result(self, prune: bool) -> Lowered:
-        streams = [self._class(c, rank_class) for c, rank_class in enumerate(self.program.classes)]
+        classes, relative = self.program.classes, cache(self._relative)
+        drafts = [self._draft(template, relative) for template in self.program.templates]
+        meets = [self._meets(c, rank_class) for c, rank_class in enumerate(classes)]
+        for c, rank_class in enumerate(classes):
+            for stream, activity in dict.fromkeys(
+                (d.stream, d.activity) for d in drafts[rank_class.template]
+            ):
+                for resource, demand in activity.demands if activity else ():
+                    self._most(c * PER_DEVICE + resource, (c, stream), demand * activity.bound)
         binding = {
             r
             for r, slots in self.most.items()
             if not prune or sum(slots.values()) > self.capacities[r] << LEVEL_BITS
         }
-
-        @cache
-        def pruned(activity: Activity | None) -> Activity | None:
-            if activity is None:
-                return None
-            return activity._replace(demands=tuple((r, d) for r, d in activity.demands if r in binding))
-
-        for c, ops in enumerate(streams):
-            holds = c * PER_DEVICE + SM in binding
-            for name, planned in ops.items():
-                ops[name] = [
-                    p._replace(activity=pruned(p.activity), hold=p.hold if holds else 0) for p in planned
-                ]
-        meetings = [m._replace(activity=pruned(m.activity)) for m in self.meetings]
+        streams = [
+            self._place(c, drafts[rank_class.template], meets[c], binding)
+            for c, rank_class in enumerate(classes)
+        ]
+        meetings = [m._replace(activity=_placed(m.activity, 0, binding)) for m in self.meetings]
         return Lowered(self.capacities, self.names, streams, meetings)
 
-    def _class(self, c: int, rank_class: RankClass) -> dict[str, list[Planned]]:
-        template = self.program.templates[rank_class.template]
-        streams: dict[str, list[Planned]] = {name: [] for name in template.streams}
-        counts: dict[tuple[str, str], int] = defaultdict(int)
-        issued = 0
+    def _draft(self, template: Template, relative: Callable[[Work], Activity | None]) -> list[_Draft]:
+        """What all classes of a template have in common; demands are on resources of one device."""
+        drafts, issued = [], 0
         for index, op in enumerate(template.ops):
-            work = op.work
-            activity, meeting, hold = None, -1, 0
-            if isinstance(work, Collective):
-                counts[op.stream, work.group] += 1
-                meeting, hold = self._collective(rank_class, work, op.stream, counts[op.stream, work.group])
-            elif isinstance(work, Transfer):
-                meeting, hold = self._transfer(rank_class, work)
-            elif work is not None:
-                activity = self._solo(c, work, op.stream)
-            if work is None or isinstance(work, Load):
-                issue = -1
+            # Worker processes load, and nothing is launched to join streams.
+            by_host = op.work is not None and not isinstance(op.work, Load)
+            issued += self.launch_ps if by_host else 0
+            solo = None if isinstance(op.work, Collective | Transfer | None) else relative(op.work)
+            drafts.append(_Draft(index, op.stream, op.waits, issued if by_host else -1, solo))
+        return drafts
+
+    def _meets(self, c: int, rank_class: RankClass) -> dict[int, tuple[int, int]]:
+        """Meeting and held micro-SMs of each op that meets others."""
+        meets: dict[int, tuple[int, int]] = {}
+        counts: dict[tuple[str, str], int] = defaultdict(int)
+        for index, op in enumerate(self.program.templates[rank_class.template].ops):
+            if isinstance(op.work, Collective):
+                key = op.stream, op.work.group
+                counts[key] += 1
+                meets[index] = self._collective(rank_class, op.work, op.stream, counts[key])
+            elif isinstance(op.work, Transfer):
+                meets[index] = self._transfer(rank_class, op.work)
             else:
-                issued += self.launch_ps
-                issue = issued
-            streams[op.stream].append(Planned(index, op.waits, issue, activity, meeting, hold))
-            if hold:
-                self._most(c * PER_DEVICE + SM, (c, op.stream, "hold"), hold << LEVEL_BITS)
+                continue
+            self._most(c * PER_DEVICE + SM, (c, op.stream, "hold"), meets[index][1] << LEVEL_BITS)
+        return meets
+
+    def _place(
+        self, c: int, drafts: list[_Draft], meets: dict[int, tuple[int, int]], binding: set[int]
+    ) -> dict[str, list[Planned]]:
+        """The ops of one class, with demands on the resources of its device that can bind."""
+        base = c * PER_DEVICE
+        holds = base + SM in binding
+        streams: dict[str, list[Planned]] = {}
+        placed: dict[int, Activity | None] = {}
+        for index, stream, waits, issue, activity in drafts:
+            meeting, hold = meets.get(index, (-1, 0))
+            if id(activity) not in placed:
+                placed[id(activity)] = _placed(activity, base, binding)
+            streams.setdefault(stream, []).append(
+                Planned(index, waits, issue, placed[id(activity)], meeting, hold if holds else 0)
+            )
         return streams
 
     def _most(self, resource: int, slot: tuple[object, ...], wanted: int) -> None:
@@ -176,19 +213,6 @@ class _Lowering:
             self._most(resource, slot, demand * alone)
         fluid = ends_in_ps(length, alone) if alone else 0
         return Activity(demands, length, alone, delay_ps, delay_ps + fluid)
-
-    def _solo(self, c: int, work: Work, stream: str) -> Activity | None:
-        """Work of one device: kernel, copy, load, or a fixed time."""
-        if work not in self.solo:
-            self.solo[work] = self._relative(work)
-        relative = self.solo[work]
-        if relative is None:
-            return None
-        base = c * PER_DEVICE
-        demands = tuple((base + r, d) for r, d in relative.demands)
-        for resource, demand in demands:
-            self._most(resource, (c, stream), demand * relative.bound)
-        return relative._replace(demands=demands)
 
     def _relative(self, work: Work) -> Activity | None:
         device = self.program.job.cluster.device
@@ -273,6 +297,3 @@ class _Lowering:
             self.capacities.append(self.fabric.capacity(link))
             self.names.append(self.fabric.name(link))
         return self.links[link]
-
-
-__all__ = ["Activity", "Lowered", "Meeting", "Planned", "Template", "lower"]
