@@ -111,10 +111,12 @@ def _check_buffers(template: Template, order: list[int]) -> None:
         first, last = born[buffer], dead[buffer]
         maker, freer = template.ops[first].name, template.ops[last].name
         for index in ops:
-            user = template.ops[index].name
             if index != first and known[index][stream_of[first]] < position[first]:
+                user = template.ops[index].name
                 raise ProgramError(f"{what}: {user} may use it before {maker} allocates it")
+        for index in ops:
             if index != last and known[last][stream_of[index]] < position[index]:
+                user = template.ops[index].name
                 raise ProgramError(f"{what}: {user} may use it after {freer} has freed it")
 
 
