@@ -516,10 +516,17 @@ def test_use_before_allocation_is_found() -> None:
 
 
 def test_use_after_free_is_found() -> None:
-    """A send that does not wait for the pass would free its buffer under the op that still writes it."""
-    program = plan(job(pp=2))
-    with pytest.raises(ProgramError, match=r"l2\.add2\.F\.mb0 may use it after 0SEND_F0 has freed it"):
-        check(mutate(program, 0, "0SEND_F0", waits=()))
+    """A reshard that comes too early, in the middle of the layer's forward."""
+    program = plan(job(dp=2))
+    (_, early), (_, late) = find(program, 0, "l3.q.F.mb0"), find(program, 0, "l3.add2.F.mb0")
+    buffers = program.templates[0].buffers
+    (unsharded,) = (b for b in late.frees if buffers[b].name == "l3.unsharded.F.mb0")
+    moved_up = mutate(program, 0, late.name, frees=tuple(b for b in late.frees if b != unsharded))
+    moved_up = mutate(moved_up, 0, early.name, frees=(*early.frees, unsharded))
+    with pytest.raises(
+        ProgramError, match=r"unsharded\.F\.mb0: l3\.k\.F\.mb0 may use it after l3\.q\.F\.mb0 has freed"
+    ):
+        check(moved_up)
 
 
 def test_lost_frees_and_double_frees_are_found() -> None:
