@@ -18,19 +18,21 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 
 from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Op, RankClass, Transfer
 from emulator.report.account import step_bounds
-from emulator.report.memory import TERMS, live_bytes
+from emulator.report.memory import TERMS, TemplateMemory, live_bytes
 from emulator.run.trace import Int64, Trace
 from emulator.spec.job import Job, reduce_precision
 from emulator.spec.units import BYTES_PER_ELEMENT, to_ps
 from emulator.version import __version__
 
 PS_PER_US = 10**6
+
+EVENTS_A_WRITE = 4096
 
 COMPUTE_TID = 7
 """Thread of the compute stream: CUDA's default stream as Kineto numbers it. The others follow."""
@@ -126,10 +128,12 @@ def _stream(trace: Trace, file: IO[bytes], ranks: list[int]) -> None:
     head = json.dumps(_head(trace, ranks), indent=1)
     file.write(head.removesuffix("\n}").encode() + b',\n "traceEvents": [\n')
     first = True
+    shared = _Shared({}, {})
     for rank in ranks:
-        for chunk in _RankEvents(trace, rank, set(ranks)).chunks():
-            if chunk:
-                file.write((b"" if first else b",\n") + ",\n".join(chunk).encode())
+        for chunk in _RankEvents(trace, rank, set(ranks), shared).chunks():
+            for at in range(0, len(chunk), EVENTS_A_WRITE):
+                block = ",\n".join(chunk[at : at + EVENTS_A_WRITE])
+                file.write((b"" if first else b",\n") + block.encode())
                 first = False
     file.write(b"\n]}\n")
 
@@ -174,11 +178,35 @@ def _us(ps: Int64) -> list[int]:
     return rounded
 
 
+def _kernel_args(op: Op) -> dict[str, object]:
+    if not isinstance(op.work, Kernel):
+        return {}
+    return {"kind": op.work.kind, "flops": op.work.flops, "hbm bytes": op.work.hbm_bytes}
+
+
+def _plan_args(op: Op) -> dict[str, object]:
+    where = {"op": op.name, "phase": op.phase, "stage": op.stage}
+    return {**where, "microbatch": op.microbatch, "layer": op.layer}
+
+
+def _inner(args: dict[str, object]) -> str:
+    """JSON of an object without its braces, ready for more members."""
+    return json.dumps(args)[1:-1] + ", "
+
+
+class _Shared(NamedTuple):
+    """What ranks of one template have in common."""
+
+    kernels: dict[int, str]
+    """Arguments of a kernel's slice by row of the op index, as JSON."""
+    memory: dict[int, TemplateMemory]
+
+
 class _RankEvents:
     """The events of one rank, as JSON text in chunks."""
 
-    def __init__(self, trace: Trace, rank: int, shown: set[int]) -> None:
-        self.trace, self.rank, self.shown = trace, rank, shown
+    def __init__(self, trace: Trace, rank: int, shown: set[int], shared: _Shared) -> None:
+        self.trace, self.rank, self.shown, self.shared = trace, rank, shown, shared
         self.job: Job = trace.program.job
         self.device = rank % self.job.cluster.gpus_per_node
         self.rank_class: RankClass = trace.program.classes[trace.rank_class(rank)]
@@ -229,7 +257,7 @@ class _RankEvents:
         for i, row in enumerate(self.op_rows):
             op = self.trace.index.ops[row]
             if row not in fixed:
-                fixed[row] = self._fixed_part(op)
+                fixed[row] = self._fixed_part(op, row)
             head, args = fixed[row]
             start, end = self.start[i], self.end[i]
             events.append(
@@ -250,29 +278,35 @@ class _RankEvents:
         name = {"cat": "transfer", "name": "transfer", "id": f"{source}-{target} {work.tag} {step}"}
         return json.dumps({**shape, **name, "pid": self.rank, "tid": tid, "ts": at})
 
-    def _fixed_part(self, op: Op) -> tuple[str, str]:
-        name, category, tid = op.name, "kernel", self.tids[op.stream]
-        args: dict[str, object] = {"device": self.device, "context": 1, "stream": tid}
+    def _fixed_part(self, op: Op, row: int) -> tuple[str, str]:
+        """What comes before "ts", and the arguments, of an op's slices in any step."""
+        tid = self.tids[op.stream]
+        if isinstance(op.work, Kernel | Fixed):
+            name, category = op.name, "kernel"
+            if row not in self.shared.kernels:
+                self.shared.kernels[row] = _inner(_kernel_args(op) | _plan_args(op))
+            args = self.shared.kernels[row]
+        else:
+            name, category, own = self._communication(op)
+            args = _inner(own | _plan_args(op))
+            tid = LOADER_TID if isinstance(op.work, Load) else tid
+        if not isinstance(op.work, Load):
+            args = f'"device": {self.device}, "context": 1, "stream": {tid}, {args}'
+        where = f'"pid": {self.rank}, "tid": {tid}, '
+        return f'{{"ph": "X", "cat": "{category}", "name": {json.dumps(name)}, {where}', args
+
+    def _communication(self, op: Op) -> tuple[str, str, dict[str, object]]:
+        """Name, category and arguments of what is not a kernel of the model."""
         match op.work:
-            case Kernel():
-                args |= {"kind": op.work.kind, "flops": op.work.flops, "hbm bytes": op.work.hbm_bytes}
-            case Fixed() | None:
-                pass
-            case Collective() | Transfer():
-                name = self._nccl_name(op.work)
-                args |= self._nccl_args(op.work)
-            case HostCopy():
-                category = "gpu_memcpy"
-                down = op.work.direction == "h2d"
-                name = "Memcpy HtoD (Pinned -> Device)" if down else "Memcpy DtoH (Device -> Pinned)"
-                args["bytes"] = op.work.bytes
-            case Load():
-                category, tid = "cpu_op", LOADER_TID
-                args = {"bytes": op.work.bytes}
-        args |= {"op": op.name, "phase": op.phase, "stage": op.stage}
-        args |= {"microbatch": op.microbatch, "layer": op.layer}
-        head = {"ph": "X", "cat": category, "name": name, "pid": self.rank, "tid": tid}
-        return json.dumps(head)[:-1] + ", ", json.dumps(args)[1:-1] + ", "
+            case Collective() | Transfer() as work:
+                return self._nccl_name(work), "kernel", self._nccl_args(work)
+            case HostCopy(bytes=count, direction="h2d"):
+                return "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", {"bytes": count}
+            case HostCopy(bytes=count):
+                return "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", {"bytes": count}
+            case Load(bytes=count):
+                return op.name, "cpu_op", {"bytes": count}
+        raise AssertionError(f"{op.name} has no slice")
 
     def _precision(self, work: Collective | Transfer) -> str:
         return reduce_precision(self.job) if work.kind in _REDUCING else self.job.precision
@@ -327,13 +361,11 @@ class _RankEvents:
 
     def _memory(self, step: int) -> list[str]:
         """Live bytes by term, where they change; of changes in one microsecond the last."""
-        times, table = live_bytes(self.trace, self.rank, step)
-        at = _us(times)
-        last = [i for i in range(len(at)) if i + 1 == len(at) or at[i + 1] != at[i]]
-        rows = table[last].tolist()
-        return [
-            f'{{"ph": "C", "name": "memory", "pid": {self.rank}, "tid": 0, "ts": {at[i]}, "args": {{'
-            + ", ".join(f'"{term}": {value}' for term, value in zip(TERMS, values, strict=True))
-            + "}}"
-            for i, values in zip(last, rows, strict=True)
-        ]
+        times, table = live_bytes(self.trace, self.rank, step, self.shared.memory)
+        at = np.array(_us(times), dtype=np.int64)
+        last = np.flatnonzero(np.append(at[1:] != at[:-1], True))
+        terms = ", ".join(f'"{term}": %d' for term in TERMS)
+        event = (
+            f'{{"ph": "C", "name": "memory", "pid": {self.rank}, "tid": 0, "ts": %d, "args": {{{terms}}}}}'
+        )
+        return [event % tuple(row) for row in np.column_stack([at, table])[last].tolist()]

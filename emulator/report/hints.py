@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emulator.report.account import Account
-from emulator.report.memory import Memory
+from emulator.report.memory import Memory, gib
 from emulator.spec.job import Job
 
 WORTH_SAYING = 0.05
@@ -30,7 +30,10 @@ def hints(job: Job, times: Account | None, memory: Memory, mfu: float | None) ->
     """Say what costs the most and what would change it; memory that does not fit comes first."""
     found = []
     if memory.over is not None:
-        found.append(f"{memory.verdict()}; {_memory_knob(job, memory.over.term)}.")
+        found.append(
+            f"Stage {memory.over.stage} is {gib(memory.over.bytes)} over a GPU's memory, and its "
+            f"{memory.over.term} broke it; {_memory_knob(job, memory.over.term)}."
+        )
     device = job.cluster.device
     if job.precision == "fp32" and "bf16" in device.peak_flops and job.fixed_times is None:
         ratio = device.peak_flops["bf16"] / device.peak("fp32")
@@ -53,7 +56,7 @@ def _cost(cause: str, share: float) -> str:
         "recompute": "Recomputing activations",
         "optimizer": "The optimizer",
         "bubble": "The pipeline bubble",
-        "contention": "Kernels slowed by what runs beside them",
+        "contention": "Contention of kernels with what runs beside them",
         "launch": "Waiting for the host to issue kernels",
         "loader": "Waiting for input",
         "fault": "The fault",

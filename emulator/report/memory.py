@@ -95,7 +95,7 @@ def memory_by_stage(program: Program, trace: Trace | None = None) -> Memory:
     Without a trace the streams of a rank are taken to advance together as the host issues them; what overlaps
     more loosely in the run can hold more or less at once.
     """
-    plans = [_TemplatePlan(template) for template in program.templates]
+    plans = [TemplateMemory(template) for template in program.templates]
     best: dict[int, StageMemory] = {}
     known: dict[int, tuple[Timeline, int]] = {}
     for i, rank_class in enumerate(program.classes):
@@ -117,14 +117,20 @@ def memory_by_stage(program: Program, trace: Trace | None = None) -> Memory:
     return _judge(tuple(best[stage] for stage in sorted(best)), program.job.cluster.device.hbm_bytes)
 
 
-def live_bytes(trace: Trace, rank: int, step: int) -> Timeline:
-    """Live bytes of one rank through one step."""
+def live_bytes(
+    trace: Trace, rank: int, step: int, plans: dict[int, TemplateMemory] | None = None
+) -> Timeline:
+    """Live bytes of one rank through one step; `plans` keeps what is known of templates between calls."""
     index = trace.rank_class(rank)
-    plan = _TemplatePlan(trace.program.templates[trace.program.classes[index].template])
+    template = trace.program.classes[index].template
+    plans = {} if plans is None else plans
+    plan = plans.get(template)
+    if plan is None:
+        plan = plans[template] = TemplateMemory(trace.program.templates[template])
     return plan.timeline(*_times(trace, index, step, plan))
 
 
-class _TemplatePlan:
+class TemplateMemory:
     """What of a template bears on memory, as arrays."""
 
     def __init__(self, template: Template) -> None:
@@ -187,7 +193,7 @@ class _TemplatePlan:
         return most
 
 
-def _times(trace: Trace, index: int, step: int, plan: _TemplatePlan) -> tuple[Int64, Int64]:
+def _times(trace: Trace, index: int, step: int, plan: TemplateMemory) -> tuple[Int64, Int64]:
     """Start and end of each op of a class in a step; an op that an interruption cut off never starts."""
     rows = trace.class_rows(index)
     rows = rows[trace.columns.step[rows] == step]

@@ -192,9 +192,13 @@ def _draw_row(
         used[kind] = None
         own = bars.times[kinds == kind]
         own = own if few else _merged(own, pixel / 4)
-        _fill(axes, own, y, scale, COLOURS[kind], edge="white" if few and kind != WAITING else "none")
+        wide = own[:, 1] - own[:, 0] >= 2 * pixel
+        _fill(axes, own[wide], y, scale, COLOURS[kind], edge="white" if few and kind != WAITING else "none")
+        # an outline in its own colour keeps what is thinner than a pixel visible, where no neighbour suffers
+        outlined = stream != COMPUTE and kind != WAITING
+        _fill(axes, own[~wide], y, scale, COLOURS[kind], edge=COLOURS[kind] if outlined else "none")
     if trace.program.job.microbatches > 1:
-        _number(axes, bars, y, scale, trace.end_ps)
+        _number(axes, _cells(bars, detailed=not few), y, scale, trace.end_ps)
 
 
 def _fill(
@@ -213,31 +217,47 @@ def _merged(times: Int64, gap: float) -> Int64:
     return np.stack([joined[:, 0], joined[:, 1] - int(gap)], axis=1)
 
 
-def _number(axes: Axes, bars: _Bars, y: int, scale: float, end_ps: int) -> None:
-    """Write the microbatch into each run of bars of one kind and microbatch, where it fits."""
+def _cells(bars: _Bars, detailed: bool) -> _Bars:
+    """Join neighbouring bars of one kind and microbatch; in kernel detail both gradients are backward."""
+    merge = {"weight gradient": "backward"} if detailed else {}
+    times: list[tuple[int, int]] = []
+    kinds: list[str] = []
+    microbatches: list[int] = []
+    for (start, end), kind, microbatch in zip(
+        bars.times.tolist(), bars.kinds, bars.microbatches, strict=True
+    ):
+        cell = merge.get(kind, kind)
+        if kinds and (kinds[-1], microbatches[-1]) == (cell, microbatch):
+            times[-1] = times[-1][0], end
+        else:
+            times.append((start, end))
+            kinds.append(cell)
+            microbatches.append(microbatch)
+    return _Bars(np.array(times, dtype=np.int64).reshape(-1, 2), kinds, microbatches)
+
+
+def _number(axes: Axes, cells: _Bars, y: int, scale: float, end_ps: int) -> None:
+    """Write the microbatch into each cell in which it fits."""
     points_per_ps = WIDTH_INCHES * AXES_SHARE * 72 / end_ps
-    start = 0
-    for i in range(1, len(bars.kinds) + 1):
-        key = bars.kinds[start], bars.microbatches[start]
-        if i < len(bars.kinds) and (bars.kinds[i], bars.microbatches[i]) == key:
+    for (start, end), kind, microbatch in zip(
+        cells.times.tolist(), cells.kinds, cells.microbatches, strict=True
+    ):
+        text = str(microbatch)
+        if microbatch < 0 or (end - start) * points_per_ps < GLYPH * FONT * len(text) + 2:
             continue
-        lo, hi = int(bars.times[start, 0]), int(bars.times[i - 1, 1])
-        start = i
-        text = str(key[1])
-        if key[1] >= 0 and (hi - lo) * points_per_ps >= GLYPH * FONT * len(text) + 1:
-            red, green, blue = to_rgb(COLOURS[key[0]])
-            # perceived brightness by the weights of ITU-R BT.601
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.6
-            axes.text(
-                (lo + hi) / 2 / scale,
-                y,
-                text,
-                ha="center",
-                va="center",
-                fontsize=FONT,
-                color="white" if dark else "black",
-                clip_on=True,
-            )
+        red, green, blue = to_rgb(COLOURS[kind])
+        # perceived brightness by the weights of ITU-R BT.601
+        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.6
+        axes.text(
+            (start + end) / 2 / scale,
+            y,
+            text,
+            ha="center",
+            va="center",
+            fontsize=FONT,
+            color="white" if dark else "black",
+            clip_on=True,
+        )
 
 
 def _label(axes: Axes, rows: list[tuple[int, str]], end: float, unit: str) -> None:

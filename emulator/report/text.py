@@ -52,10 +52,11 @@ def _title(job: dict[str, Any]) -> str:
     layout, data = job["layout"], job["data_parallel"]
     degrees = [f"{axis} {layout[axis]}" for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")]
     shown = ", ".join(d for d in degrees if not d.endswith(" 1")) or "1 rank"
+    schedule = f"; {job['pipeline']['schedule']}" if layout["pp"] > 1 else ""
     lines = [
         f"{job['model']['name']} on {job['gpus']} x {job['cluster']['device']['name']} "
         f"({job['cluster']['name']}), {job['precision']}",
-        f"{shown}; {data['sharding']}; {job['pipeline']['schedule']}; {job['global_batch']} sequences of "
+        f"{shown}; {data['sharding']}{schedule}; {job['global_batch']} sequences of "
         f"{job['seq_len']} tokens a step, {job['micro_batch']} a microbatch",
     ]
     return "\n".join(lines)
@@ -78,7 +79,9 @@ def _speed(report: Report) -> str:
             for name, value in report.mfu_conventions.items()
             if name in CONVENTION_NAMES and value is not None
         )
-        lines.append(_row("model FLOPs", f"{report.tflops_per_gpu:.1f}", "TFLOP/s per GPU, causal attention"))
+        peak = report.job["cluster"]["device"]["peak_flops"][report.job["precision"]] / 1e12
+        of = f"TFLOP/s per GPU of {peak:.4g} ({report.job['precision']}, dense)"
+        lines.append(_row("model FLOPs", f"{report.tflops_per_gpu:.1f}", of))
         lines.append(
             _row("MFU", f"{report.mfu:.1%}", f"{mfu_verdict(report.mfu)}; causal attention counted half")
         )
