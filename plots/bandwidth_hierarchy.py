@@ -1,9 +1,10 @@
 """The bandwidth hierarchy of the Llama 3 cluster (figure 12.1): further away means larger and slower.
 
 One should see four bars that shrink from the HBM of one GPU to another pod, while the memory reachable at
-each level, printed at the right, grows by four orders of magnitude. Rates are one direction and per GPU; the
-course notes (`seeds` in the catalogue) count both of NVLink's directions, which the dashed outline shows. The cross-pod rate is the pod's
-over its 1:7 oversubscription: what a GPU gets when all GPUs of its pod send outward at once.
+each level, printed at the right, grows by four orders of magnitude. Rates are one direction and per GPU;
+the course notes (`seeds` in the catalogue) count both of NVLink's directions, which the dashed outline
+shows. The cross-pod rate is the pod's over its 1:7 oversubscription: what a GPU gets when its whole pod
+sends outward.
 
 Every number comes from the cluster `llama3-24k` of the catalogue; the notes' from its `headline` texts.
 """

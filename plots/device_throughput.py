@@ -1,13 +1,13 @@
 """Device throughput from K40 to B200: a thousandfold, or seventeenfold like for like.
 
 One should see two lines: matrix products on the fastest 16-bit units a device has (FP32 cores before there
-were tensor cores) and FP32 on the vector units. Filled markers are the catalogue's dense peaks, open ones the
-figures of the course notes (`seeds` in the catalogue; section 12.2.2). Their thousandfold compares tensor cores
-with FP32 cores, and their 5,000 for B200 is a sparse figure: the dense factor is less than half of it. FP32
-against FP32 grew seventeenfold.
+were tensor cores) and FP32 on the vector units. Filled markers are the catalogue's dense peaks, open ones
+the figures of the course notes (`seeds` in the catalogue; section 12.2.2). Their thousandfold compares
+tensor cores with FP32 cores, and their 5,000 for B200 is a sparse figure: the dense factor is less than
+half of it. FP32 against FP32 grew seventeenfold.
 
-Every number is read from `emulator/spec/data/devices.toml`: the peaks, and the notes' where they differ from
-the `headline` texts.
+Every number is read from `emulator/spec/data/devices.toml`: the peaks, and the notes' where they differ
+from the `headline` texts.
 """
 
 from __future__ import annotations
