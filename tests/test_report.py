@@ -13,6 +13,7 @@ from handmade import US, gpipe, job, timed, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.plan import plan
 from emulator.plan.program import Buffer, Collective, Fixed, Group, HostCopy, Kernel, Load, Op, Transfer
 from emulator.report import measure, unmeasured
 from emulator.report.account import Account, account, critical_rank
@@ -21,6 +22,7 @@ from emulator.report.hints import mfu_verdict
 from emulator.report.memory import TERMS, live_bytes, memory_by_stage
 from emulator.run import intervals, run
 from emulator.run.trace import Trace
+from emulator.spec.parallel import DataParallel, Pipeline
 from emulator.version import __version__
 
 GROUP = (Group("dp_shard", (0, 1)),)
@@ -443,3 +445,28 @@ def test_ops_are_looked_up_by_row() -> None:
     a_trace = run(gpipe(2, 1, US, US))
     assert isinstance(a_trace.op(0), Op)
     assert np.array_equal(a_trace.op_row[:3], [0, 1, 2])
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp", "none"])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_planned_step_adds_up_on_every_rank(sharding: str, pp: int) -> None:
+    """Real kernels, launches, loader and collectives: compute is what the kernels take alone."""
+    fields = {"pipeline": Pipeline("gpipe"), "data_parallel": DataParallel(sharding=sharding)}  # type: ignore[arg-type]
+    program = plan(job(pp=pp, dp=4, microbatches=4, teaching=False, steps=2, **fields))
+    a_trace = run(program)
+    for rank in a_trace.ranks:
+        for step in (0, 1):
+            found = account(a_trace, rank, step)
+            assert sum(found.causes().values()) == found.step_ps
+            kernels = a_trace.where(rank=rank, stream="compute", step=step)
+            alone = int(a_trace.columns.alone_ps[kernels.rows].sum())
+            aside = a_trace.where(rank=rank, stream="dp.copy_in", step=step).busy_ps
+            assert alone <= found.compute + found.optimizer <= alone + aside
+    report = measure(a_trace)
+    assert report.mfu is not None
+    assert report.hfu is not None
+    assert 0 < report.mfu < report.hfu < 1
+    memory = memory_by_stage(program)
+    for planned, seen in zip(memory.stages, report.memory.stages, strict=True):
+        assert planned.weights == seen.weights
+        assert planned.in_flight == seen.in_flight
