@@ -3,9 +3,10 @@
 Expect matrix products and attention to take about 15 times as long as in bf16, and the step 10 to 15
 times. The tensor cores have no full FP32, so a product falls back to the FP32 units: 67 TFLOP/s instead of
 989, of which long products reach 0.80 and 0.803, a factor of 989 x 0.803 / (67 x 0.80) = 14.8. Kernels
-bound by HBM move twice the bytes, a factor of 2; the optimizer's pass moves the same bytes either way
-(FP32 state in both), a factor of 1. These two pull the step below 14.8, and nothing takes it above. The
-course notes' "twenty times" is neither the peaks' ratio nor this one: it is reported here, not tuned to.
+bound by HBM move up to twice the bytes, a factor of at most 2; the optimizer's pass moves the same bytes
+either way (FP32 state in both), a factor of 1. These two pull the step below 14.8, and nothing takes it
+above. The course notes' "twenty times" is neither the peaks' ratio nor this one: it is reported here, not
+tuned to.
 """
 
 from __future__ import annotations
