@@ -222,6 +222,7 @@ def test_sends_wait_for_their_pass_and_passes_for_their_receive() -> None:
     assert "1RECV_F1" in before(middle, "l2.norm1.F.mb1")
     assert "1RECV_B0" in before(middle, "l3.down.I.mb0")
     assert "1RECV_F1" not in before(middle, "l3.add2.F.mb0")
+    assert "l3.add2.F.mb0" in before(middle, "1RECV_F1")
 
 
 def test_a_teaching_world_has_one_op_a_pass() -> None:

@@ -2,6 +2,12 @@
 
 Streams: "compute"; "loader" and "copy" for the input; one per neighbour and direction for the pipeline;
 those of data parallelism. Ops are written in the order in which the host issues them.
+
+A receive begins when the action before it has ended, a send when its own has: the schedules here post both in
+the order of the actions, and a process group starts an operation after the compute that was issued before it
+(torch's ScheduleGPipe and ProcessGroupNCCL; Megatron's recv_forward). A microbatch's transfer is therefore
+beside the sender's next pass, never beside the receiver's: with fixed times and a transfer of t, gpipe takes
+(m + p - 2)(F + B + 2 t) + F + B for p > 1.
 """
 
 from __future__ import annotations
@@ -82,7 +88,7 @@ class _Writer:
         index, last = 0, -1
         pieces = len(self.stage.pieces)
         for action in actions:
-            waits = self._input(action)
+            waits = self._input(action, last)
             for visit in range(index, index + pieces):
                 last = self._visit(visit, waits)
                 waits = ()
@@ -107,19 +113,23 @@ class _Writer:
             )
         return held[at]
 
-    def _input(self, action: Action) -> tuple[int, ...]:
-        """Issue what brings a microbatch, or its gradient, here; returns what its first op waits for."""
+    def _input(self, action: Action, last: int) -> tuple[int, ...]:
+        """Issue what brings a microbatch, or its gradient, here; returns what its first op waits for.
+
+        `last` is the last op of the action before, -1 if there is none.
+        """
+        after = (last,) if last >= 0 else ()
         mb, stage, end = action.microbatch, self.stage.index, len(self.stage.pieces) - 1
         if action.kind == "F":
             loaded = self._load(mb) if self.plan.kernels and (stage == 0 or self.stage.last) else ()
             if stage == 0:
                 return loaded
             x = self._bind(0, mb, "x")
-            return (*loaded, self._transfer("recv", PREV, "F", mb, stage - 1, stage, (), x))
+            return (*loaded, self._transfer("recv", PREV, "F", mb, stage - 1, stage, after, x))
         if self.stage.last:
             return ()
         dy = self._bind(end, mb, "dy")
-        return (self._transfer("recv", NEXT, "B", mb, stage + 1, stage, (), dy),)
+        return (self._transfer("recv", NEXT, "B", mb, stage + 1, stage, after, dy),)
 
     def _output(self, action: Action, last: int) -> None:
         """Send what the stage has made of a microbatch, once the action's last op has ended."""
