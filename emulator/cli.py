@@ -141,6 +141,11 @@ def _run(
     try:
         with _progress() as progress:
             trace = play(program, progress=progress)
+    except OverflowError:
+        raise JobError(
+            "the run takes longer than 2**63 ps = 106 days, which the clock cannot hold; look for a rate "
+            "that is too low or a time that is too long"
+        ) from None
     except DeadlockError as error:
         _write_report(unmeasured(program, "deadlock", str(error)), json_file)
         return 1

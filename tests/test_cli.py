@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import inspect
+from test_load import ODD, fields
 
 import emulator.cli
 from emulator.cli import main
 from emulator.run import DeadlockError
+from emulator.spec.job import Job
 from emulator.spec.load import load_job
 
 HERE = Path(__file__).parent
@@ -324,3 +327,18 @@ def test_catalog_names_everything(capsys: Capture) -> None:
     out = capsys.readouterr().out
     for name in ("trainium2", "dgx-a100", "megatron-1t", "8,030,261,248", "dualpipev", "not available yet"):
         assert name in out
+
+
+def test_a_run_beyond_the_clock_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    """64-bit picoseconds hold 106 days; a host that takes a year to launch a kernel is a slip of the pen."""
+    path = written(tmp_path, "[data_parallel]\nsharding = 'none'")
+    line = refused(capsys, "run", path, "--ignore-memory", "--set", "cluster.host.launch_seconds=3e7")
+    assert "longer than 2**63 ps = 106 days" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", fields(inspect.type_info(Job)))
+def test_whatever_stands_in_a_field_never_gives_a_traceback(path: str, gpipe: str, capsys: Capture) -> None:
+    for value in ODD:
+        assert main(["run", gpipe, "--set", f"{path}={value}"]) in (0, 1, 2)
+        assert capsys.readouterr().err.count("\n") <= 1

@@ -1,14 +1,17 @@
 """Loading: TOML files, Python scenarios, names in scenarios/, overrides, and what their errors say."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+from msgspec import inspect
 
 from emulator.spec.errors import JobError
-from emulator.spec.job import stage_layers
+from emulator.spec.job import Job, resolved, stage_layers
 from emulator.spec.load import load_job, load_model, scenarios
+from emulator.spec.schema import join, struct_in
 
 SMALL = """
 seq_len = 128
@@ -217,3 +220,41 @@ def test_files_that_are_no_jobs(tmp_path: Path) -> None:
         load_job(str(tmp_path))
     with pytest.raises(JobError, match="not UTF-8 text, at byte 0"):
         load_job(str(tmp_path / "binary.toml"))
+
+
+def fields(kind: inspect.Type, path: str = "") -> list[str]:
+    """Paths of all fields of a job, tables included."""
+    kind = struct_in(kind)
+    if not isinstance(kind, inspect.StructType):
+        return [path]
+    inner = [place for field in kind.fields for place in fields(field.type, join(path, field.name))]
+    return [path, *inner] if path else inner
+
+
+ODD = [
+    "-1",
+    "0",
+    "1",
+    "1.5",
+    "nan",
+    "inf",
+    "1e300",
+    str(10**30),
+    "true",
+    '"x"',
+    '""',
+    "[]",
+    "[1]",
+    "{}",
+    '{x = "y"}',
+    "2026-01-01",
+]
+
+
+@pytest.mark.parametrize("path", fields(inspect.type_info(Job)))
+def test_whatever_stands_in_a_field_is_a_job_or_one_line(path: str, small: Path) -> None:
+    for value in ODD:
+        with contextlib.suppress(JobError):
+            table = resolved(load_job(str(small), [f"{path}={value}"]))
+            # Every number of a job that was accepted is one that JSON can hold.
+            json.dumps(table, allow_nan=False)

@@ -32,20 +32,32 @@ def hint(word: str, words: Collection[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def whole(field: str, value: object, least: int = 1) -> None:
-    """Demand an integer of at least `least`."""
+LARGEST_WHOLE = 2**50
+"""Bound of every count: a PiB where it counts bytes, beyond any model or cluster elsewhere."""
+
+LARGEST_NUMBER = 1e24
+"""Bound of every rate and time: a million exaFLOP/s; products of two stay well inside a float."""
+
+
+def whole(field: str, value: object, least: int = 1, most: int = LARGEST_WHOLE) -> None:
+    """Demand an integer within `least` and `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise JobError(f"{field} = {shown(value)} must be a whole number of at least {least}")
     if value < least:
         raise JobError(f"{field} = {value} must be at least {least}")
+    if value > most:
+        raise JobError(f"{field} = {value} must be at most {most}")
 
 
 def finite(field: str, value: object, *, positive: bool = False) -> None:
     """Demand a finite number, at least zero or above it."""
     bound = "above 0" if positive else "of at least 0"
-    wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
-    if wrong or (isinstance(value, (int, float)) and (value < 0 or (positive and value == 0))):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise JobError(f"{field} = {shown(value)} must be a finite number {bound}")
+    if value < 0 or (positive and value == 0):
+        raise JobError(f"{field} = {shown(value)} must be a finite number {bound}")
+    if value > LARGEST_NUMBER:
+        raise JobError(f"{field} = {shown(value)} must be at most {LARGEST_NUMBER:g}")
 
 
 def flag(field: str, value: object) -> None:

@@ -12,6 +12,9 @@ from emulator.spec.units import GIB
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 
+SLOWEST = 1e6
+"""Least of any rate of a device: rates are whole numbers a second once played, and none is near this."""
+
 # Matrix units of one device do at most this many times their 16-bit rate; fp4's factor differs by generation.
 _TIMES_16_BIT = {"tf32": 1, "fp16": 1, "bf16": 1, "fp8": 2}
 _ROUNDING = 0.01
@@ -78,10 +81,21 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "host_link_bytes_per_second",
         ):
             finite(f"device.{field}", getattr(self, field), positive=True)
+            if getattr(self, field) < SLOWEST:
+                raise JobError(
+                    f"device.{field} = {getattr(self, field):g} must be at least {SLOWEST:g} a second"
+                )
+        finite("device.vector_clock_hz", self.vector_clock_hz)
         if self.tensor_flops_per_sm_cycle:
             finite("device.tensor_clock_hz", self.tensor_clock_hz, positive=True)
         for field in ("hbm_efficiency", "scale_up_efficiency"):
             _fraction(f"device.{field}", getattr(self, field))
+        hbm = self.hbm_bytes_per_second * self.hbm_efficiency
+        if self.host_link_bytes_per_second > hbm:
+            raise JobError(
+                f"device.host_link_bytes_per_second = {self.host_link_bytes_per_second:g} must not exceed "
+                f"hbm_bytes_per_second x hbm_efficiency = {hbm:g}: what is copied ends in HBM"
+            )
         if not self.peak_flops:
             raise JobError("device.peak_flops is empty: give the dense FLOP/s of at least one precision")
         for precision, peak in self.peak_flops.items():

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from emulator.spec.checks import choice, flag, hint, listed, shown, whole
+from emulator.spec.checks import LARGEST_WHOLE, choice, flag, hint, listed, shown, whole
 from emulator.spec.cluster import Cluster
 from emulator.spec.errors import JobError, NotAvailableYetError
 from emulator.spec.model import Model
@@ -41,6 +41,9 @@ Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
 
 PIPELINED = ("naive", "gpipe")
 """Schedules that run with more than one stage; with one stage every schedule is plain accumulation."""
+
+MOST_LAYER_PASSES = 1_000_000
+"""Layers x microbatches x steps of a rank: at some 30 kernels a pass and 100 bytes a span, 3 GB of trace."""
 
 _RECOMPUTE = ("none", "selective", "full")
 _RECOMPUTE_TABLES = ("every", "checkpoints")
@@ -93,6 +96,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         self._check_numbers()
         self._check_layout()
         self._check_batch()
+        self._check_size()
         self._check_recompute()
         self._refuse_what_is_not_built()
 
@@ -153,6 +157,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise JobError(
                 f"global_batch = {self.global_batch} cannot be cut evenly: micro_batch({self.micro_batch}) x "
                 f"dp({self.layout.dp}) = {unit} sequences each pass; nearest valid: {' or '.join(near)}"
+            )
+
+    def _check_size(self) -> None:
+        """Refuse what could never be played, before anyone waits; what is left fits in 64-bit bytes."""
+        layers = max(stage_layers(self))
+        passes = layers * self.microbatches * self.steps
+        if passes > MOST_LAYER_PASSES:
+            raise JobError(
+                f"layers({layers}) x microbatches({self.microbatches}) x steps({self.steps}) = {passes} "
+                f"passes on a rank, but at most {MOST_LAYER_PASSES} can be played: "
+                "lower global_batch or steps, or raise micro_batch"
+            )
+        model = self.model
+        width = max(model.hidden, model.ffn_hidden, model.q_width, model.vocab)
+        tensor = self.micro_batch * self.seq_len * width * 4
+        if tensor > LARGEST_WHOLE:
+            raise JobError(
+                f"micro_batch({self.micro_batch}) x seq_len({self.seq_len}) x width({width}) x 4 = {tensor} "
+                f"bytes in one tensor, but at most {LARGEST_WHOLE} (a PiB) can be planned"
+            )
+        weights = (model.layers * model.layer_matmul_parameters + 2 * model.vocab * model.hidden) * 4
+        if weights > LARGEST_WHOLE:
+            raise JobError(
+                f"model: {model.name} has matrices of {weights} bytes in fp32, but at most {LARGEST_WHOLE} "
+                "(a PiB) can be planned"
             )
 
     def _check_recompute(self) -> None:
