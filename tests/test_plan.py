@@ -16,9 +16,11 @@ from emulator.plan.memory import state_bytes
 from emulator.plan.program import Buffer, Collective, Fixed, Kernel, Op, Program, Template, Transfer
 from emulator.plan.text import WIDTH, show
 from emulator.plan.unit import boundary_bytes
+from emulator.run import run
 from emulator.spec.cluster import dgx_h100
 from emulator.spec.job import DataParallel, FixedTimes, Job, Layout, Pipeline
 from emulator.spec.model import MODELS, Model, tensors
+from emulator.spec.units import PS_PER_SECOND
 
 CLUSTER = dgx_h100(nodes=8)
 TINY = Model(name="tiny", layers=6, hidden=64, ffn_hidden=128, heads=4, kv_heads=2, vocab=1000)
@@ -407,6 +409,24 @@ def test_three_layers_are_in_play_in_backward() -> None:
     assert order.index("l2.unshard.B.mb0") < order.index("l3.down.I.mb0") < order.index("l3.reduce.mb0")
 
 
+def test_copies_around_the_collectives_move_their_bytes() -> None:
+    """FP32 shard to 2-byte input, gathered to unsharded, 2-byte gradients to FP32, the latter one at a time."""
+    (template,) = plan(job(dp=4, m=2, schedule="1f1b")).templates
+    n = TINY.layer_parameters
+    sizes = {
+        "l3.unshard_copy_in.F.mb0": n // 4 * (4 + 2),
+        "l3.unshard_copy_out.F.mb0": n * (2 + 2),
+        "l3.reduce_copy_in.mb0": n * (2 + 4),
+        "l3.accumulate.mb1": n // 4 * (4 + 4 + 4),
+    }
+    for name, size in sizes.items():
+        work = next(op.work for op in template.ops if op.name == name)
+        assert isinstance(work, Kernel)
+        assert work.hbm_bytes == size
+    assert "l4.reduce.mb0" in before(template, "l3.reduce_copy_in.mb0")
+    assert not any(op.name.startswith("l3.accumulate.mb0") for op in template.ops)
+
+
 @pytest.mark.parametrize(("prefetch", "limited"), [(0, True), (1, True), (1, False), (2, False)])
 def test_a_gather_waits_for_the_unit_before_its_prefetch(prefetch: int, limited: bool) -> None:
     (template,) = plan(job(dp=4, prefetch=prefetch, limit_all_gathers=limited)).templates
@@ -637,3 +657,25 @@ def test_a_buffer_is_a_plain_value() -> None:
     """The same job plans to an equal Program: nothing in it depends on identity or hashing."""
     assert plan(job(pp=2, dp=2, m=2)) == plan(job(pp=2, dp=2, m=2))
     assert isinstance(plan(job()).templates[0].buffers[0], Buffer)
+
+
+# Played
+
+
+@pytest.mark.parametrize("p", [1, 2, 5, 8])
+@pytest.mark.parametrize("m", [1, 3, 32])
+@pytest.mark.parametrize("transfer", [0.0, 0.25])
+def test_gpipe_takes_its_closed_form(p: int, m: int, transfer: float) -> None:
+    """(m + p - 1)(F + B); a transfer of t adds 2 t to all but the first and the last of those slots."""
+    times = FixedTimes(forward=1.0, input_gradient=0.5, weight_gradient=1.5, transfer=transfer)
+    model = replace(TINY, layers=8)
+    end = run(plan(job(model=model, pp=p, m=m, fixed_times=times))).end_ps
+    hops = 0 if p == 1 else 2 * (m + p - 2) * transfer
+    assert end == ((m + p - 1) * 3 + hops) * PS_PER_SECOND
+
+
+def test_naive_keeps_one_stage_busy() -> None:
+    """Eight stages, equal unit times: each works an eighth of the time."""
+    times = FixedTimes(forward=1.0, backward=1.0)
+    program = plan(job(model=replace(TINY, layers=8), pp=8, m=3, schedule="naive", fixed_times=times))
+    assert run(program).end_ps == 8 * 3 * 2 * PS_PER_SECOND

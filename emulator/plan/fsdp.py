@@ -69,7 +69,8 @@ class Sharded:
         self.ended: list[int] = []
         self.unsharded: dict[int, int] = {}
         self.running: dict[int, int] = {}
-        self.last_reduce: int | None = None
+        self.sent: list[int] = []
+        self.last_reduce = -1
 
     def _held(self, unit: int) -> int:
         """Parameters of a unit whose state is on this rank."""
@@ -194,11 +195,16 @@ class Sharded:
             layer=unit.layer,
         )
 
+    @property
+    def _running_bytes(self) -> int:
+        """Bytes of an element of a unit's unsharded gradients, a sum where microbatches meet in them."""
+        sums = not self.each_microbatch and self.plan.first_microbatch != self.plan.last_microbatch
+        return self.travel if sums else self.stored
+
     def gradient(self, visit: Visit, step: Step) -> tuple[int, int]:
         """Unsharded buffer that a step writes its gradient to, and the HBM bytes beyond the kernel's own."""
         unit = self.plan.stage.units[visit.unit]
-        several = self.plan.first_microbatch != self.plan.last_microbatch
-        element = self.stored if self.each_microbatch or not several else self.travel
+        element = self._running_bytes
         later = not self.each_microbatch and visit.microbatch != self.plan.first_microbatch
         if visit.unit not in self.running:
             suffix = f".mb{visit.microbatch}" if self.each_microbatch else ""
@@ -230,16 +236,13 @@ class Sharded:
         size = unit.elements * self.travel
         waits: Sequence[int] = (after,)
         if self.plan.kernels and (self.owner is None or self.travel != self.stored):
-            earlier = () if self.last_reduce is None else (self.last_reduce,)
             target = draft.buffer(f"{unit.name}.reduce_input.{suffix}", "buffers", size)
-            copy = copy_kernel(unit.elements, self.stored, self.travel)
-            waits = (
-                draft.op(
-                    f"{unit.name}.reduce_copy_in.{suffix}", COMPUTE, copy, waits=earlier, phase="B",
-                    touches=(source, target), microbatch=visit.microbatch, layer=unit.layer,
-                ),
+            copy = copy_kernel(unit.elements, self._running_bytes, self.travel)
+            copied = draft.op(
+                f"{unit.name}.reduce_copy_in.{suffix}", COMPUTE, copy, waits=self.sent[-1:], phase="B",
+                touches=(source, target), microbatch=visit.microbatch, layer=unit.layer,
             )  # fmt: skip
-            source = target
+            source, waits = target, (copied,)
         touches = [source]
         if self.options.optimizer_in_backward:
             touches.append(self.gradients[visit.unit])
@@ -260,6 +263,7 @@ class Sharded:
             f"{unit.name}.reduce.{suffix}", REDUCE, work, waits=waits, touches=touches,
             microbatch=visit.microbatch, layer=unit.layer,
         )  # fmt: skip
+        self.sent.append(done)
         if lands:
             done = draft.op(
                 f"{unit.name}.accumulate.{suffix}", REDUCE, copy_kernel(mine, self.travel, FULL, adds=adds),
@@ -281,7 +285,6 @@ class Sharded:
 
     def finish(self, last: int) -> None:
         """Update all units when the last gradient has arrived, unless each was updated inside backward."""
-        assert self.last_reduce is not None
         if not self.options.optimizer_in_backward:
             for unit in range(len(self.plan.stage.units)):
                 self._update(unit, (last, self.last_reduce))
