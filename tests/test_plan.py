@@ -410,7 +410,7 @@ def test_three_layers_are_in_play_in_backward() -> None:
 
 
 def test_copies_around_the_collectives_move_their_bytes() -> None:
-    """FP32 shard to 2-byte input, gathered to unsharded, 2-byte gradients to FP32, the latter one at a time."""
+    """FP32 shard to 2-byte input, gathered to unsharded, 2-byte gradients to FP32, one by one."""
     (template,) = plan(job(dp=4, m=2, schedule="1f1b")).templates
     n = TINY.layer_parameters
     sizes = {
