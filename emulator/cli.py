@@ -89,6 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status or 0
 
 
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # A reader such as head has seen enough; the status speaks of the job alone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _refuse(text: str) -> int:
     print("error: " + " ".join(text.split()), file=sys.stderr)
     return 2
@@ -103,7 +111,7 @@ def _usage(error: Exception) -> str:
 @app.callback(invoke_without_command=True)
 def _start(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        _print(context.get_help())
 
 
 @app.command("run")
@@ -166,8 +174,8 @@ def _check(job: JobArgument, sets: SetOption = None) -> int:
     """Print sizes, memory by stage and the verdict, without playing a step."""
     program = plan(load_job(job, sets or []))
     memory = memory_by_stage(program)
-    print(catalogue.sizes(program.job))
-    print(catalogue.memory_table(memory))
+    _print(catalogue.sizes(program.job))
+    _print(catalogue.memory_table(memory))
     return 0 if memory.fits else 1
 
 
@@ -189,7 +197,7 @@ def _show(
         spec = program.job
         rows = grid(schedule(spec.pipeline.schedule, spec.layout.pp, spec.microbatches))
         _write(Path(schedule_file), to_csv(rows))
-    print(show_program(program))
+    _print(show_program(program))
     return 0
 
 
@@ -232,8 +240,10 @@ def _catalog(
         choice("catalog", what, tuple(catalogue.TABLES))
     # A pipe or a file has no width to keep to.
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
-    for name in [what] if what else catalogue.TABLES:
-        console.print(catalogue.TABLES[name]())
+    with console.capture() as captured:
+        for name in [what] if what else catalogue.TABLES:
+            console.print(catalogue.TABLES[name]())
+    _print(captured.get().rstrip("\n"))
     return 0
 
 
@@ -281,11 +291,11 @@ def _write_text(text: str, table: dict[str, object], json_file: str | None) -> N
     # A NaN is not JSON: null is what does not apply, so one here is our bug and must not be written.
     as_json = json.dumps(table, indent=2, allow_nan=False)
     if json_file == "-":
-        print(as_json)
+        _print(as_json)
         return
     if json_file:
         _write(Path(json_file), as_json + "\n")
-    print(text)
+    _print(text)
 
 
 @contextlib.contextmanager

@@ -170,6 +170,18 @@ def test_module_entry_gives_the_same_line(tmp_path: Path) -> None:
     assert done.stderr == "error: steps = 0 must be at least 1\n"
 
 
+def test_a_closed_pipe_says_nothing_about_the_job() -> None:
+    command = [sys.executable, "-m", "emulator", "catalog"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=HERE.parent
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
 def test_no_command_prints_help(capsys: Capture) -> None:
     assert main([]) == 0
     out, err = capsys.readouterr()
@@ -287,8 +299,8 @@ def test_check_says_whether_it_fits(gpipe: str, capsys: Capture) -> None:
     assert main(["check", gpipe]) == 0
     out = capsys.readouterr().out
     assert "pp(4) = 4 ranks" in out
-    assert "layers 1 on each of 4" in out
-    assert "4 microbatches of 1" in out
+    assert "4 of 1 layers; schedule gpipe" in out
+    assert "microbatches 4, each of 1" in out
     assert "\nfits: stage" in out
     assert main(["check", gpipe, *TOO_BIG]) == 1
     assert "\ndoes not fit: stage 0 needs" in capsys.readouterr().out

@@ -112,16 +112,16 @@ def sizes(job: Job) -> str:
     """Say in a few lines what a job is: model, cluster, cut, batch."""
     layout, model, cluster = job.layout, job.model, job.cluster
     layers = stage_layers(job)
-    same = f"{layers[0]} on each of {len(layers)}" if len(set(layers)) == 1 else " + ".join(map(str, layers))
+    cut = f"{len(layers)} of {layers[0]}" if len(set(layers)) == 1 else " + ".join(map(str, layers))
     tokens = job.global_batch * job.seq_len
     lines = {
         "model": f"{model.name}: {model.parameters:,} parameters in {model.layers} layers",
         "cluster": f"{cluster.name}: {layout.world_size:,} of {cluster.gpus:,} {cluster.device.name}",
         "layout": f"{layout.product}; {layout.order}",
-        "stages": f"layers {same}; schedule {job.pipeline.schedule}",
+        "stages": f"{cut} layers; schedule {job.pipeline.schedule}",
         "data parallel": f"{job.data_parallel.sharding} over {layout.dp}",
         "batch": f"{job.global_batch:,} sequences of {job.seq_len:,} = {tokens:,} tokens; "
-        f"{job.microbatches} microbatches of {job.micro_batch}",
+        f"microbatches {job.microbatches}, each of {job.micro_batch}",
         "precision": job.precision,
     }
     return "\n".join(f"{name:<14}{text}" for name, text in lines.items())
