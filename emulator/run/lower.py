@@ -139,16 +139,17 @@ class _Lowering:
         drafts = [self._draft(template, relative) for template in self.program.templates]
         meets = [self._meets(c, rank_class) for c, rank_class in enumerate(classes)]
         for c, rank_class in enumerate(classes):
-            for stream, activity in dict.fromkeys(
-                (d.stream, d.activity) for d in drafts[rank_class.template]
-            ):
-                for resource, demand in activity.demands if activity else ():
-                    self._most(c * PER_DEVICE + resource, (c, stream), demand * activity.bound)
+            for stream, own in dict.fromkeys((d.stream, d.activity) for d in drafts[rank_class.template]):
+                if own:
+                    for resource, demand in own.demands:
+                        self._most(c * PER_DEVICE + resource, (c, stream), demand * own.bound)
         binding = {
             r
             for r, slots in self.most.items()
             if not prune or sum(slots.values()) > self.capacities[r] << LEVEL_BITS
         }
+        if not self.program.job.contention:
+            binding = set()
         streams = [
             self._place(c, drafts[rank_class.template], meets[c], binding)
             for c, rank_class in enumerate(classes)
@@ -271,7 +272,7 @@ class _Lowering:
         return self.keys[key], self._hold(wire) if wire else 0
 
     def _hold(self, wire: Wire) -> int:
-        return wire.sms * 10**6 if self.program.job.contention and wire.length_q else 0
+        return wire.sms * 10**6 if wire.length_q else 0
 
     def _meet(
         self,
@@ -284,7 +285,7 @@ class _Lowering:
         classes = dict.fromkeys(self.class_of[rank] for rank in ranks)
         if wire and wire.length_q:
             demands = [(self._link(link), d) for link, d in wire.demands]
-            if self.program.job.contention and wire.hbm:
+            if wire.hbm:
                 demands += [(c * PER_DEVICE + HBM, wire.hbm) for c in classes]
             activity = self._activity(tuple(demands), wire.length_q, slot, wire.bound_q, wire.alpha_ps)
         parties = tuple(f"rank {self.program.classes[c].members[0]}" for c in classes)

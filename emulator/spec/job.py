@@ -84,7 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     data_parallel: DataParallel = DataParallel()
     fixed_times: FixedTimes | None = None
     contention: bool = True
-    """False: collectives take no SMs and no HBM (an idealisation, for closed forms)."""
+    """False: all runs as fast as it would alone, whatever it shares (an idealisation, for closed forms)."""
     collective_algorithm: Algorithm = "auto"
     faults: tuple[Table, ...] = ()
     failures: Table = {}
