@@ -17,7 +17,7 @@ from emulator.report.audit import audit
 from emulator.run import run_audited
 from emulator.run.lower import lower
 from emulator.run.trace import Trace
-from emulator.spec.cluster import Cluster, Host, dgx_h100
+from emulator.spec.cluster import Host, dgx_h100
 from emulator.spec.device import device
 from emulator.spec.job import DataParallel, FixedTimes, Job, Layout, Pipeline
 from emulator.spec.model import Model, model
@@ -79,7 +79,7 @@ def test_a_naive_pipeline_of_8_uses_one_eighth(microbatches: int) -> None:
     ("m", "of_step", "of_ideal"), [(32, 7 / 39, 7 / 32), (8, 7 / 15, 7 / 8), (64, 7 / 71, 7 / 64)]
 )
 def test_both_bubble_ratios_have_their_names(m: int, of_step: float, of_ideal: float) -> None:
-    """U-017, U-018: 8 stages, 64 microbatches: 9.86 % of the step, 10.94 % of the ideal."""
+    """8 stages, 64 microbatches: 9.86 % of the step, 10.94 % of the ideal; a reader must know which."""
     _, trace = play(teaching(8, m, "gpipe", 1.0, 1.0))
     bubble = measure(trace).bubble
     assert bubble.of_step == pytest.approx(of_step, abs=1e-12)
@@ -102,7 +102,7 @@ def ddp_job(nic_gbit: float, **data_parallel: object) -> Job:
 
 @pytest.mark.parametrize(("nic_gbit", "compute_bound"), [(3200.0, True), (10.0, False)])
 def test_ddp_ends_where_its_buckets_say(nic_gbit: float, compute_bound: bool) -> None:
-    """Criterion 3: the last bucket ends at max over k of (r_k + sum of c_j for j >= k), exactly.
+    """The last bucket ends at max over k of (r_k + sum of c_j for j >= k), exactly.
 
     In the compute-bound regime only the last ones are left when backward ends, in the communication-bound one
     they have queued from an early k on.
@@ -131,7 +131,7 @@ def communicated(program: Program, kind: str) -> int:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("reduce", ["bf16", "fp32"])
 def test_fsdp_moves_weights_twice_and_gradients_once(keep: bool, reduce: str) -> None:
-    """Criterion 4: bytes exact; a kept last unit is unsharded once only."""
+    """Bytes are exact; a kept last unit is unsharded once only."""
     job = Job(
         model=TINY,
         cluster=dgx_h100(nodes=1),
@@ -151,7 +151,7 @@ def test_fsdp_moves_weights_twice_and_gradients_once(keep: bool, reduce: str) ->
 
 
 def seven_and_a_half_billion() -> Model:
-    """ZeRO's 7.5 B model: GPT with 72 layers... of this width; its exact count is used below."""
+    """A GPT of about the size of ZeRO's example; its exact count is used below."""
     return Model(
         name="zero-7.5b", layers=36, hidden=4096, ffn_hidden=16384, heads=32, kv_heads=32, vocab=50257,
         activation="gelu", norm="layernorm", rotary=False, learned_positions=1024,
@@ -160,7 +160,7 @@ def seven_and_a_half_billion() -> Model:
 
 @pytest.mark.parametrize(("sharding", "per_parameter"), [("ddp", 16), ("fsdp", 16 / 64)])
 def test_state_of_zeros_table(sharding: str, per_parameter: float) -> None:
-    """U-008: 64 ranks, 16 bytes a parameter: 120 GB replicated, 1.9 GB fully sharded, for 7.5 B parameters."""
+    """ZeRO paper's table (1910.02054): 64 ranks, 16 bytes a parameter, 7.5 B parameters: 120 GB or 1.9 GB."""
     a_model = seven_and_a_half_billion()
     layout = Layout(dp_replicate=64) if sharding == "ddp" else Layout(dp_shard=64)
     job = Job(
@@ -176,9 +176,9 @@ def test_state_of_zeros_table(sharding: str, per_parameter: float) -> None:
 
 
 def longest_path(program: Program) -> int:
-    """End of the last op of a single-class-per-rank program without contention, by plain recursion on the graph.
+    """End of the last op when everything takes its time alone, from the graph and without the engine.
 
-    Nodes are ops and, for what ranks do together, meetings; each takes its time alone. Independent of the pool.
+    Nodes are the ops; those of one meeting begin together.
     """
     lowered = lower(program)
     end: dict[tuple[int, int], int] = {}
@@ -228,7 +228,7 @@ def longest_path(program: Program) -> int:
 def test_without_contention_a_step_is_its_longest_path(
     sharding: str, ownership: str, keep: bool, in_backward: bool, dp: int, pipeline: tuple[int, int]
 ) -> None:
-    """Criterion 4: the engine agrees with a longest path found without it, to the picosecond.
+    """The engine agrees with a longest path found without it, to the picosecond.
 
     With contention off everything takes its time alone, so nothing else may matter than who waits for whom.
     """
@@ -267,7 +267,7 @@ def overlapped(contention: bool) -> tuple[Trace, Program]:
 
 
 def test_a_gemm_beside_a_collective_loses_the_sms_it_holds() -> None:
-    """Criterion 5: a compute-bound GEMM slows by SMs / (SMs - held), exactly; the gather beside it does not."""
+    """A compute-bound GEMM slows by SMs / (SMs - held), to the picosecond."""
     trace, program = overlapped(contention=True)
     lowered = lower(program)
     holds = {op.op_index: op.hold for ops in lowered.streams[0].values() for op in ops if op.hold}
@@ -297,7 +297,7 @@ def lowered_sm(program: Program, kernel: Kernel) -> int:
 
 
 def test_without_contention_nothing_is_slowed() -> None:
-    """Criterion 5: with unlimited HBM and SMs for collectives, the account's contention vanishes."""
+    """The account shows overlap's cost as contention; where nothing is shared it vanishes."""
     slowed, _ = overlapped(contention=True)
     free, _ = overlapped(contention=False)
     assert measure(slowed).time_ps["contention"] > 0

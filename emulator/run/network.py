@@ -1,10 +1,10 @@
 """Rates of transfers: how long one takes alone, and what it asks of every link.
 
-A wire is a fixed latency and then a fluid part. Level 1 of the fluid part is the nominal line rate of
-the class of its most loaded GPU port (scale-up or NIC, whichever would take longer), so all transfers
-weigh what their class does. How much of a line rate is payload sits in the capacities of the fabric;
-where an algorithm or a protocol stays below what the links would give, the wire has a bound on its
-level.
+A wire is a fixed latency and then a fluid part. Level 1 of the fluid part is the payload rate (line rate x
+efficiency) of the class of its most loaded GPU port (scale-up or NIC, whichever would take longer): never
+that of its own route, so all transfers weigh what their class does, and one that shares a saturated HBM with
+a kernel runs at capacity / demand, as the kernel does. Where an algorithm or a protocol stays below what the
+links would give, the wire has a bound on its level.
 """
 
 from __future__ import annotations
@@ -207,11 +207,11 @@ def _unit(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal) -> Fractio
     return overhead * traffic.bytes / phase.parts
 
 
-def _at_line_rate(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
-    """Seconds of a phase at level 1: its most loaded GPU port at the nominal line rate."""
+def _at_level_1(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
+    """Seconds of a phase at level 1: its most loaded GPU port at the payload rate of its class."""
     most, _ = _classes(phase, fabric)
     ports = [each for kind, each in most.items() if kind.startswith(("scale_up", "nic"))]
-    return _unit(traffic, phase, protocol) * max(Fraction(p.units, fabric.line_rate(p.link)) for p in ports)
+    return _unit(traffic, phase, protocol) * max(Fraction(p.units, fabric.capacity(p.link)) for p in ports)
 
 
 def _links_seconds(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
@@ -289,7 +289,7 @@ def _build(traffic: Pattern, protocol: Protocol | Ideal, fabric: Fabric) -> Wire
     """Turn amounts into integers: lengths and demands are rounded up, the bound down."""
     if not traffic.phases:
         return NOTHING
-    nominal = sum((_at_line_rate(traffic, phase, protocol, fabric) for phase in traffic.phases), Fraction(0))
+    nominal = sum((_at_level_1(traffic, phase, protocol, fabric) for phase in traffic.phases), Fraction(0))
     alone = sum((_fluid_seconds(traffic, phase, protocol, fabric) for phase in traffic.phases), Fraction(0))
     demands: dict[int, int] = {}
     for phase in traffic.phases:

@@ -55,7 +55,7 @@ def play_ring(
 def _transfer(src: int, dst: int, size: Fraction, fabric: Fabric) -> tuple[tuple[tuple[int, int], ...], int]:
     """Demands and length of one transfer at the line rate of the ports it goes by."""
     route = fabric.route(src, dst)
-    rate = fabric.line_rate(route[0])
+    rate = fabric.capacity(route[0])
     picoseconds = size * PS_PER_SECOND * FULL / rate
     return tuple((link, rate) for link in route), -(-picoseconds.numerator // picoseconds.denominator)
 
