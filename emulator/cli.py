@@ -139,9 +139,7 @@ def _run(
     _check_target("--trace", trace_file, directory=True)
     _check_target("--timeline", timeline_file, _PICTURE_ENDS)
     overrides = [*(sets or []), *([f"steps={steps}"] if steps is not None else [])]
-    # Every rank is played on its own today, so --no-fold has nothing to change.
-    del no_fold
-    program = plan(load_job(job, overrides))
+    program = plan(load_job(job, overrides), folded=not no_fold)
     memory = memory_by_stage(program)
     if not memory.fits and not ignore_memory:
         _write_report(unmeasured(program, "not run", memory.verdict()), json_file)

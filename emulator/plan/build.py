@@ -6,6 +6,7 @@ from functools import cache
 
 from emulator.plan import stage as stages_of
 from emulator.plan.data_parallel import TIED
+from emulator.plan.folding import fold
 from emulator.plan.memory import is_sharded
 from emulator.plan.program import Group, Program, RankClass
 from emulator.plan.schedule import schedule, validate
@@ -14,11 +15,11 @@ from emulator.plan.unit import Stage, stages
 from emulator.spec.job import Job, coordinates, rank_of
 
 
-def plan(job: Job) -> Program:
-    """Plan one step of a job.
+def plan(job: Job, folded: bool = True) -> Program:
+    """Plan one step of a job; unless `folded`, every rank is a class of its own.
 
-    Every rank is a class of its own; ranks of a stage share a template (in the layer form of fsdp, ranks that
-    own the same units). Rank r sits on GPU r of the cluster. Raises NotAvailableYetError for a schedule that
+    Ranks of a stage share a template (in the layer form of fsdp, ranks that own the same units). Rank r sits on
+    GPU r of the cluster. Raises NotAvailableYetError for a schedule that
     cannot be planned; everything else was checked when the job was constructed.
     """
     layout = job.layout
@@ -48,7 +49,8 @@ def plan(job: Job) -> Program:
             peers[NEXT] = rank_of(layout, pp=at.pp + 1, dp=at.dp)
         template = template_of(at.pp, _owner(job, cut[at.pp], at.dp))
         classes.append(RankClass((rank,), template, bound, peers))
-    return Program(job, tuple(templates), tuple(classes), groups)
+    program = Program(job, tuple(templates), tuple(classes), groups)
+    return fold(program) if folded else program
 
 
 def _groups(job: Job) -> tuple[tuple[Group, ...], dict[tuple[str, int], int]]:

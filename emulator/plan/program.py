@@ -158,3 +158,18 @@ class Program(msgspec.Struct, frozen=True):
     templates: tuple[Template, ...]
     classes: tuple[RankClass, ...]
     groups: tuple[Group, ...]
+    """All groups of the job, whatever is folded."""
+    seats: tuple[RankClass, ...] = ()
+    """Folded: for each rank the class it would be alone; its own groups and peers. Empty: `classes` is that."""
+    group_class: tuple[int, ...] = ()
+    """Folded: for each group the first of its class, which stands for it. Empty: each for itself."""
+    link_class: dict[int, int] = {}
+    """Folded: for each link that may bind the first of its class. A link that is not here stands for itself."""
+
+    def seat(self, rank: int) -> RankClass:
+        """What this rank alone is bound to; IndexError for a rank that the program lacks."""
+        return (self.seats or self.classes)[rank]
+
+    def class_of_group(self, group: int) -> int:
+        """The group that stands for this one."""
+        return self.group_class[group] if self.group_class else group

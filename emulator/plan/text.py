@@ -1,11 +1,11 @@
-"""A Program as text: the schedule's grid, one rank's streams, its groups, and who shares a template."""
+"""A Program as text: the schedule's grid, one rank's streams, its groups, and who is in a class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from emulator.plan.program import Collective, Op, Program, RankClass, Template, Transfer
+from emulator.plan.program import Collective, Op, Program, Template, Transfer
 from emulator.plan.schedule import Action, grid, schedule
 from emulator.spec.units import GB
 
@@ -25,7 +25,7 @@ def show(program: Program, *, rank: int = 0, full: bool = False) -> str:
     most = None if full else ROWS_SHOWN
     lines = [*_head(program), "", *_grid(program, full), ""]
     lines += _streams(program, rank, None if full else OPS_SHOWN)
-    lines += ["", *_groups(program, most), "", *_templates(program, most)]
+    lines += ["", *_groups(program, most), "", *_classes(program, most)]
     return "\n".join(lines) + "\n"
 
 
@@ -63,9 +63,11 @@ def _cell(action: Action | None) -> str:
 
 
 def _streams(program: Program, rank: int, most: int | None) -> Iterator[str]:
-    rank_class = _class_of(program, rank)
-    template = program.templates[rank_class.template]
-    peers = "".join(f", {name} is rank {peer}" for name, peer in sorted(rank_class.peers.items()))
+    if not 0 <= rank < sum(len(c.members) for c in program.classes):
+        raise ValueError(f"rank {rank} is not in the program")
+    seat = program.seat(rank)
+    template = program.templates[seat.template]
+    peers = "".join(f", {name} is rank {peer}" for name, peer in sorted(seat.peers.items()))
     yield f"rank {rank} ({template.name}{peers}), ops in the order of each stream:"
     for stream in template.streams:
         ops = [op for op in template.ops if op.stream == stream]
@@ -74,13 +76,6 @@ def _streams(program: Program, rank: int, most: int | None) -> Iterator[str]:
             yield _cut(f"    {op.name:<34} {_work(op):<30} {_waits(template, op)}".rstrip())
         if most is not None and len(ops) > most:
             yield f"    .. and {len(ops) - most} more, the last {ops[-1].name}"
-
-
-def _class_of(program: Program, rank: int) -> RankClass:
-    found = next((c for c in program.classes if rank in c.members), None)
-    if found is None:
-        raise ValueError(f"rank {rank} is not in the program")
-    return found
 
 
 def _work(op: Op) -> str:
@@ -115,15 +110,13 @@ def _groups(program: Program, most: int | None) -> Iterator[str]:
     yield from _some(rows, most)
 
 
-def _templates(program: Program, most: int | None) -> Iterator[str]:
-    yield f"{len(program.templates)} templates:"
-    who: dict[int, list[int]] = {}
-    for rank_class in program.classes:
-        who.setdefault(rank_class.template, []).extend(rank_class.members)
+def _classes(program: Program, most: int | None) -> Iterator[str]:
+    yield f"{len(program.classes)} classes on {len(program.templates)} templates:"
     rows = []
-    for t, ranks in sorted(who.items()):
-        template = program.templates[t]
-        rows.append(f"{template.name:<18} {len(template.ops):>6} ops, ranks {_ranks(sorted(ranks))}")
+    for number, rank_class in enumerate(program.classes):
+        template, ranks = program.templates[rank_class.template], rank_class.members
+        who = f"{len(ranks)} ranks: {_ranks(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        rows.append(f"{number:>3} {template.name:<18} {len(template.ops):>6} ops, {who}")
     yield from _some(rows, most)
 
 

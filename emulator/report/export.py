@@ -209,7 +209,7 @@ class _RankEvents:
         self.trace, self.rank, self.shown, self.shared = trace, rank, shown, shared
         self.job: Job = trace.program.job
         self.device = rank % self.job.cluster.gpus_per_node
-        self.rank_class: RankClass = trace.program.classes[trace.rank_class(rank)]
+        self.seat: RankClass = trace.program.seat(rank)
         self.tids = {stream: COMPUTE_TID + i for i, stream in enumerate(_streams(trace, rank))}
         c = trace.columns
         rows = trace.where(rank=rank).rows
@@ -265,14 +265,14 @@ class _RankEvents:
                 f'"step": {steps[i]}, "start_ps": {exact_start[i]}, "begin_ps": {exact_begin[i]}, '
                 f'"end_ps": {exact_end[i]}}}}}'
             )
-            if isinstance(op.work, Transfer) and self.rank_class.peers[op.work.peer] in self.shown:
+            if isinstance(op.work, Transfer) and self.seat.peers[op.work.peer] in self.shown:
                 at = (exact_begin[i] + PS_PER_US // 2) // PS_PER_US
                 events.append(self._arrow(op.work, self.tids[op.stream], steps[i], at))
         return events
 
     def _arrow(self, work: Transfer, tid: int, step: int, at: int) -> str:
         """One end of the arrow from a send to its recv; both begin to move at the same instant."""
-        peer = self.rank_class.peers[work.peer]
+        peer = self.seat.peers[work.peer]
         source, target = (self.rank, peer) if work.kind == "send" else (peer, self.rank)
         shape = {"ph": "s"} if work.kind == "send" else {"ph": "f", "bp": "e"}
         name = {"cat": "transfer", "name": "transfer", "id": f"{source}-{target} {work.tag} {step}"}
@@ -320,13 +320,13 @@ class _RankEvents:
         elements = work.bytes // BYTES_PER_ELEMENT[precision]
         args: dict[str, object] = {"Collective name": _COLLECTIVE_NAME[work.kind], "dtype": DTYPE[precision]}
         if isinstance(work, Transfer):
-            peer = self.rank_class.peers[work.peer]
+            peer = self.seat.peers[work.peer]
             source, target = (self.rank, peer) if work.kind == "send" else (peer, self.rank)
             ranks: tuple[int, ...] = (source, target)
             args |= {"Src Rank": source, "Dst Rank": target, "Process Group Name": work.axis}
             inside = outside = elements
         else:
-            index = self.rank_class.groups[work.group]
+            index = self.seat.groups[work.group]
             ranks = self.trace.program.groups[index].ranks
             args["Process Group Name"] = str(index)
             inside = elements // len(ranks) if work.kind == "all_gather" else elements

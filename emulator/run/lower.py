@@ -129,6 +129,9 @@ class _Lowering:
         self.class_of = {rank: c for c, rc in enumerate(program.classes) for rank in rc.members}
         self.capacities = self.per_device * len(program.classes)
         self.names = [f"rank{rc.members[0]}.{name}" for rc in program.classes for name in RESOURCE_NAMES]
+        self.alike: dict[int, list[int]] = defaultdict(list)
+        for group in range(len(program.groups)):
+            self.alike[program.class_of_group(group)].append(group)
         self.links: dict[int, int] = {}
         self.meetings: list[Meeting] = []
         self.keys: dict[tuple[object, ...], int] = {}
@@ -206,15 +209,6 @@ class _Lowering:
         slots = self.most[resource]
         slots[slot] = max(slots.get(slot, 0), wanted)
 
-    def _activity(
-        self, demands: Demands, length: int, slot: tuple[object, ...], bound: int, delay_ps: int
-    ) -> Activity:
-        alone = min([bound, *((self.capacities[r] << LEVEL_BITS) // d for r, d in demands)])
-        for resource, demand in demands:
-            self._most(resource, slot, demand * alone)
-        fluid = ends_in_ps(length, alone) if alone else 0
-        return Activity(demands, length, alone, delay_ps, delay_ps + fluid)
-
     def _relative(self, work: Work) -> Activity | None:
         device = self.program.job.cluster.device
         demands: Demands
@@ -242,34 +236,36 @@ class _Lowering:
         self, rank_class: RankClass, work: Collective, stream: str, number: int
     ) -> tuple[int, int]:
         """Meeting of the number-th collective of a group on a stream, and the micro-SMs its channels hold."""
-        g = rank_class.groups[work.group]
-        ranks = self.program.groups[g].ranks
-        job = self.program.job
-        wire = collective_wire(
-            work.kind, ranks, work.bytes, job.collective_algorithm, self.fabric, root=work.root
-        )
+        g = self.program.class_of_group(rank_class.groups[work.group])
+        wires = [self._wire(work, each) for each in self.alike[g]]
         key = (g, stream, number)
         if key not in self.keys:
             name = f"{work.axis} {work.kind} {number} of group {g}"
-            self.keys[key] = self._meet(name, ranks, wire, (g, stream))
-        return self.keys[key], self._hold(wire)
+            parties = list(dict.fromkeys(self.class_of[rank] for rank in self.program.groups[g].ranks))
+            self.keys[key] = self._meet(name, parties, wires, (g, stream))
+        return self.keys[key], self._hold(wires[0])
+
+    def _wire(self, work: Collective, group: int) -> Wire:
+        algorithm, ranks = self.program.job.collective_algorithm, self.program.groups[group].ranks
+        return collective_wire(work.kind, ranks, work.bytes, algorithm, self.fabric, root=work.root)
 
     def _transfer(self, rank_class: RankClass, work: Transfer) -> tuple[int, int]:
-        me, peer = rank_class.members[0], rank_class.peers[work.peer]
-        src, dst = (me, peer) if work.kind == "send" else (peer, me)
-        key = (src, dst, work.tag)
-        wire = None
+        """Meeting of a transfer with its other end, and the micro-SMs that each end holds."""
+        ends = [(rank, self.program.seat(rank).peers[work.peer]) for rank in rank_class.members]
+        routes = ends if work.kind == "send" else [(peer, rank) for rank, peer in ends]
+        src, dst = routes[0]
+        parties = [self.class_of[src], self.class_of[dst]]
+        key = (*parties, work.tag)
+        wires = []
         if work.duration_ps is None:
-            wire = transfer_wire(src, dst, work.bytes, self.fabric)
+            wires = [transfer_wire(*route, work.bytes, self.fabric) for route in routes]
         if key not in self.keys:
             name = f"{work.axis} transfer {work.tag} from rank {src} to rank {dst}"
-            fixed = (
-                Activity((), work.duration_ps << LEVEL_BITS, FULL, 0, work.duration_ps)
-                if work.duration_ps
-                else None
-            )
-            self.keys[key] = self._meet(name, (src, dst), wire, (src, dst, "p2p"), fixed)
-        return self.keys[key], self._hold(wire) if wire else 0
+            fixed = None
+            if work.duration_ps:
+                fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL, 0, work.duration_ps)
+            self.keys[key] = self._meet(name, parties, wires, (*parties, "p2p"), fixed)
+        return self.keys[key], self._hold(wires[0]) if wires else 0
 
     def _hold(self, wire: Wire) -> int:
         return wire.sms * 10**6 if wire.length_q else 0
@@ -277,19 +273,36 @@ class _Lowering:
     def _meet(
         self,
         name: str,
-        ranks: tuple[int, ...],
-        wire: Wire | None,
+        parties: list[int],
+        wires: list[Wire],
         slot: tuple[object, ...],
         activity: Activity | None = None,
     ) -> int:
-        classes = dict.fromkeys(self.class_of[rank] for rank in ranks)
-        if wire and wire.length_q:
-            demands = [(self._link(link), d) for link, d in wire.demands]
-            if wire.hbm:
-                demands += [(c * PER_DEVICE + HBM, wire.hbm) for c in classes]
-            activity = self._activity(tuple(demands), wire.length_q, slot, wire.bound_q, wire.alpha_ps)
-        parties = tuple(f"rank {self.program.classes[c].members[0]}" for c in classes)
-        self.meetings.append(Meeting(name, parties, activity))
+        """Note a meeting of rank classes. `wires` are those of all its class's members, the first stands for them.
+
+        What a class puts on a link is the sum over its members of what they put on the link that stands for
+        its class; how fast it is alone is what its first member would be.
+        """
+        if wires and wires[0].length_q:
+            first = wires[0]
+            rooms = [(self.fabric.capacity(link) << LEVEL_BITS) // d for link, d in first.demands]
+            rooms += [(self.per_device[HBM] << LEVEL_BITS) // first.hbm] if first.hbm else []
+            alone = min([first.bound_q, *rooms])
+            onto: dict[int, int] = defaultdict(int)
+            stands_for = self.program.link_class
+            for wire in wires:
+                for link, demand in wire.demands:
+                    if stands_for.get(link, -1 if stands_for else link) == link:
+                        onto[self._link(link)] += demand
+            for c in parties if first.hbm else ():
+                onto[c * PER_DEVICE + HBM] += first.hbm
+            for resource, demand in onto.items():
+                self._most(resource, slot, demand * alone)
+            fluid = ends_in_ps(first.length_q, alone) if alone else 0
+            demands = tuple(onto.items())
+            activity = Activity(demands, first.length_q, alone, first.alpha_ps, first.alpha_ps + fluid)
+        names = tuple(f"rank {self.program.classes[c].members[0]}" for c in parties)
+        self.meetings.append(Meeting(name, names, activity))
         return len(self.meetings) - 1
 
     def _link(self, link: int) -> int:

@@ -98,6 +98,7 @@ class Pool:
         self._wanted = [0] * len(self.capacity)
         self._users: list[dict[Activity, int]] = [{} for _ in self.capacity]
         self._contended: set[int] = set()
+        self.ever_contended: set[int] = set()
         self._changed: dict[int, None] = {}
         self._settling = False
         self._agenda: list[tuple[int, int, Activity]] = []  # ends, and begins of delayed activities
@@ -163,6 +164,7 @@ class Pool:
         """Note what a change on a resource means: is it contended, must anybody be levelled anew."""
         if self._wanted[resource] > self._room[resource]:
             self._contended.add(resource)
+            self.ever_contended.add(resource)
         elif resource in self._contended:
             self._contended.remove(resource)
         else:

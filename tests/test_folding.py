@@ -1,0 +1,150 @@
+"""Folding: the trace of the representatives, expanded to all ranks, is the trace of all ranks, to the picosecond.
+
+The generator is directed: narrow links above the leaves, groups that straddle racks and pods, uneven nodes and
+several groups on one link are common in it. It prints how many examples had a shared link that bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emulator.plan import check, plan
+from emulator.plan.program import Program
+from emulator.report import measure
+from emulator.report.audit import audit
+from emulator.run import run, run_audited
+from emulator.run.executor import Executor
+from emulator.run.trace import Trace
+from emulator.spec.cluster import Cluster, dgx_h100
+from emulator.spec.device import device
+from emulator.spec.errors import JobError
+from emulator.spec.job import DataParallel, Job, Layout, Pipeline
+from emulator.spec.model import Model
+
+SEEN: Counter[str] = Counter()
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Small jobs on small clusters with much to share."""
+    gpus_per_node = draw(st.sampled_from([1, 2, 4]))
+    nodes = draw(st.integers(2, 16 // gpus_per_node + 2))
+    cluster = Cluster(
+        device=device("h100-sxm"),
+        gpus_per_node=gpus_per_node,
+        nodes=nodes,
+        nic_gbit_per_gpu=draw(st.sampled_from([8.0, 80.0, 400.0])),
+        nodes_per_rack=draw(st.integers(1, 2)),
+        racks_per_pod=draw(st.sampled_from([None, 1, 2, 3])),
+        pod_oversubscription=draw(st.sampled_from([1.0, 3.0, 20.0, 100.0])),
+        rail_optimised=draw(st.booleans()),
+    )
+    gpus = cluster.gpus
+    pp = draw(st.sampled_from([p for p in (1, 2, 3, 4) if p <= gpus]))
+    dp = draw(st.integers(1, min(gpus // pp, 12)))
+    sharding = draw(st.sampled_from(["none", "ddp", "fsdp", "fsdp"]))
+    model = Model(
+        name="tiny",
+        layers=draw(st.integers(pp, pp + 2)),
+        hidden=draw(st.sampled_from([64, 512])),
+        ffn_hidden=512,
+        heads=4,
+        kv_heads=draw(st.sampled_from([2, 4])),
+        vocab=1000,
+        tied_embeddings=draw(st.booleans()),
+    )
+    microbatches = draw(st.integers(1, 3))
+    return Job(
+        model=model,
+        cluster=cluster,
+        seq_len=draw(st.sampled_from([64, 512])),
+        global_batch=dp * microbatches,
+        layout=Layout(
+            pp=pp, dp_shard=dp, order=draw(st.sampled_from(["tp-cp-pp-dp", "tp-cp-dp-pp", "dp-tp-pp-cp"]))
+        ),
+        pipeline=Pipeline("gpipe"),
+        steps=draw(st.sampled_from([1, 1, 2])),
+        data_parallel=DataParallel(
+            sharding=sharding,
+            ownership=draw(st.sampled_from(["tensor", "layer"])) if sharding == "fsdp" else "tensor",
+            bucket_bytes=draw(st.sampled_from([200_000, 26_214_400])),
+            optimizer_in_backward=draw(st.booleans()) if sharding != "none" else False,
+            keep_last_layer=draw(st.booleans()),
+        ),
+        collective_algorithm=draw(st.sampled_from(["auto", "ring", "hierarchical", "tree"])),
+    )
+
+
+def spans_of(trace: Trace, rank: int) -> np.ndarray:
+    """Every column of a rank's spans but the class, in order of op and step."""
+    rows = trace.class_rows(trace.rank_class(rank))
+    columns = trace.columns
+    names = [name for name in type(columns).__struct_fields__ if name != "class_index"]
+    table = np.stack([getattr(columns, name)[rows] for name in names])
+    return table[:, np.lexsort((columns.op_index[rows], columns.step[rows]))]
+
+
+def shared_links_bind(program: Program) -> bool:
+    """Whether some link above the GPUs' own ports was full at some time."""
+    executor = Executor(program, 1)
+    executor.run()
+    pool, names = executor.pool, executor.lowered.resource_names
+    return any("rack" in names[r] or "pod" in names[r] for r in pool.ever_contended)
+
+
+def assert_folding_is_exact(job: Job) -> None:
+    unfolded = plan(job, folded=False)
+    try:
+        folded = plan(job)
+    except JobError:  # the hierarchical algorithm on uneven nodes
+        hypothesis.reject()
+    check(folded)
+    everyone = run(unfolded)
+    trace, recording = run_audited(folded)
+    audit(trace, recording)
+    ranks = job.layout.world_size
+    assert sorted(rank for c in folded.classes for rank in c.members) == list(range(ranks))
+    for rank in range(ranks):
+        np.testing.assert_array_equal(spans_of(trace, rank), spans_of(everyone, rank), err_msg=f"rank {rank}")
+    SEEN["examples"] += 1
+    SEEN["folded"] += len(folded.classes) < ranks
+    SEEN["several classes of a stage"] += len(folded.classes) > len(folded.templates)
+    SEEN["a shared link binds"] += shared_links_bind(unfolded)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(jobs())
+def test_folded_is_unfolded(job: Job) -> None:
+    assert_folding_is_exact(job)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@given(jobs())
+def test_folded_is_unfolded_thousands_of_times(job: Job) -> None:
+    assert_folding_is_exact(job)
+
+
+def test_what_the_generator_reaches() -> None:
+    print(dict(SEEN))
+
+
+def test_the_main_job_is_one_class() -> None:
+    job = Job(
+        model=Model(name="tiny", layers=3, hidden=256, ffn_hidden=512, heads=4, kv_heads=4, vocab=1000),
+        cluster=dgx_h100(nodes=8),
+        seq_len=512,
+        global_batch=64,
+        layout=Layout(dp_shard=64),
+    )
+    folded = plan(job)
+    assert [len(c.members) for c in folded.classes] == [64]
+    one, all_ = measure(run(folded)), measure(run(plan(job, folded=False)))
+    assert msgspec.structs.replace(one, emulation=None) == msgspec.structs.replace(all_, emulation=None)
