@@ -63,7 +63,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scale_up_efficiency: float
     """Payload fraction of the scale-up line rate that collectives reach with the bulk protocol."""
     headline: dict[str, str] = {}
-    """What the vendor's headline or the seeds print where it differs from the figures above, by field."""
+    """What the vendor's headline or the course notes print where that differs from the above, by field."""
     year: int = 0
     """Year of launch; 0 where it does not matter."""
     source: str = ""
@@ -135,7 +135,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def hbm_label_bytes(self) -> int:
-        """Capacity if the label's GB are read as GiB, as the seeds' cluster totals do."""
+        """Capacity if the label's GB are read as GiB, as the course notes' cluster totals do."""
         return self.hbm_label_gb * GIB
 
 

@@ -231,7 +231,7 @@ def stage_layers(job: Job) -> tuple[int, ...]:
     """Layers of each (virtual) stage: as given, else even where they divide, else balanced; they sum to all.
 
     Balanced counts the embedding and the head as one layer each, so that the first and the last stage carry
-    fewer: 126 over 16 stages gives 7, fourteen times 8, 7, as Llama 3 405B was cut (FACTS.md 4.6).
+    fewer: 126 over 16 stages gives 7, fourteen times 8, 7, as Llama 3 405B was cut (arXiv 2407.21783).
     """
     layers, stages = job.model.layers, job.layout.stages
     if job.layout.stage_layers:
