@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from emulator.spec.checks import choice, finite, hint, listed, whole
+from emulator.spec.checks import choice, finite, flag, hint, listed, whole
 from emulator.spec.errors import JobError
 from emulator.spec.units import GIB
 
@@ -54,6 +54,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """NVLink, xGMI, ICI, NeuronLink or PCIe port, one direction, all links of the device."""
     nic_bytes_per_second: float
     """Scale-out share of one device, one direction, in the vendor's reference system."""
+    collective_engines: bool = False
+    """Collectives run on engines of their own, and hold no SMs."""
     host_link_bytes_per_second: float
     """PCIe or C2C to the host, one direction: the copy engines' ceiling."""
     gemm_efficiency: dict[str, float]
@@ -88,6 +90,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         finite("device.vector_clock_hz", self.vector_clock_hz)
         if self.tensor_flops_per_sm_cycle:
             finite("device.tensor_clock_hz", self.tensor_clock_hz, positive=True)
+        flag("device.collective_engines", self.collective_engines)
         for field in ("hbm_efficiency", "scale_up_efficiency"):
             _fraction(f"device.{field}", getattr(self, field))
         hbm = self.hbm_bytes_per_second * self.hbm_efficiency
