@@ -118,6 +118,10 @@ WRONG = [
     Case({"recompute": {"every": 0}}, "recompute.every = 0 must be at least 1"),
     Case({"contention": 1}, "contention = 1 must be true or false"),
     Case({"collective_algorithm": "rings"}, "did you mean ring?"),
+    Case(
+        {"collective_algorithm": "hierarchical", "layout": Layout(dp_shard=12), "global_batch": 12},
+        "of the 12 dp ranks of stage 0 node 0 has 8 and node 1 has 4",
+    ),
     Case({"faults": ({"kind": "gpus"},)}, 'faults.kind = "gpus" must be gpu, hbm'),
     Case({"recovery": {"policy": "retry"}}, 'recovery.policy = "retry" must be restart, shrink or wait'),
 ]

@@ -1,5 +1,6 @@
 """A job: what is trained, on what, cut how. If it was constructed, it can be planned."""
 
+from collections import Counter
 from typing import Literal, get_args
 
 import msgspec
@@ -38,6 +39,7 @@ __all__ = [
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
+Attention = Literal["flash2", "flash_triton"]
 
 PIPELINED = ("naive", "gpipe")
 """Schedules that run with more than one stage; with one stage every schedule is plain accumulation."""
@@ -97,6 +99,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         self._check_layout()
         self._check_batch()
         self._check_size()
+        self._check_hierarchy()
         self._check_recompute()
         self._refuse_what_is_not_built()
 
@@ -152,6 +155,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def _check_batch(self) -> None:
         unit = self.micro_batch * self.layout.dp
         if self.global_batch % unit:
+    def _check_hierarchy(self) -> None:
+        """Refuse a hierarchical algorithm where a group has more ranks on one node than on another."""
+        layout = self.layout
+        for pp in range(layout.pp if self.collective_algorithm == "hierarchical" else 0):
+            ranks = [rank_of(layout, pp=pp, dp=dp) for dp in range(layout.dp)]
+            nodes = Counter(self.cluster.node_of(rank) for rank in ranks)
+            most, least = max(nodes, key=nodes.__getitem__), min(nodes, key=nodes.__getitem__)
+            if nodes[most] != nodes[least]:
+                raise JobError(
+                    'collective_algorithm = "hierarchical" needs as many ranks of a group on each of its '
+                    f"nodes, but of the {layout.dp} dp ranks of stage {pp} node {most} has {nodes[most]} and node "
+                    f'{least} has {nodes[least]}; use "auto", "ring" or "tree"'
+                )
+
             below = self.global_batch // unit * unit
             near = [str(batch) for batch in (below, below + unit) if batch]
             raise JobError(
