@@ -165,8 +165,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             if nodes[most] != nodes[least]:
                 raise JobError(
                     'collective_algorithm = "hierarchical" needs as many ranks of a group on each of its '
-                    f"nodes, but of the {layout.dp} dp ranks of stage {pp} node {most} has {nodes[most]} and node "
-                    f'{least} has {nodes[least]}; use "auto", "ring" or "tree"'
+                    f"nodes, but of the {layout.dp} dp ranks of stage {pp} node {most} has {nodes[most]} "
+                    f'and node {least} has {nodes[least]}; use "auto", "ring" or "tree"'
                 )
 
             below = self.global_batch // unit * unit
