@@ -94,8 +94,8 @@ def head_block(model: Model, micro_batch: int, seq_len: int, precision: str) -> 
     """Return final norm, LM head and loss, where forward turns into backward: y is the loss, there is no dy.
 
     Logits are written in the activations' precision and copied to FP32 for the loss (6 bytes a logit while
-    both live); the loss's backward writes the gradient in the activations' precision. The head stays in 16 bits
-    when the layers run in fp8, as torchtitan filters it out.
+    both live); the loss's backward writes the gradient in the activations' precision. The head stays in 16
+    bits when the layers run in fp8, as torchtitan filters it out.
     """
     d = Sketch(model, micro_batch, seq_len, "bf16" if precision == "fp8" else precision)
     h, vocab = model.hidden, model.vocab
