@@ -152,9 +152,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"{abs(layers - total)} {'too few' if total < layers else 'too many'}"
             )
 
-    def _check_batch(self) -> None:
-        unit = self.micro_batch * self.layout.dp
-        if self.global_batch % unit:
     def _check_hierarchy(self) -> None:
         """Refuse a hierarchical algorithm where a group has more ranks on one node than on another."""
         layout = self.layout
@@ -169,6 +166,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                     f'and node {least} has {nodes[least]}; use "auto", "ring" or "tree"'
                 )
 
+    def _check_batch(self) -> None:
+        unit = self.micro_batch * self.layout.dp
+        if self.global_batch % unit:
             below = self.global_batch // unit * unit
             near = [str(batch) for batch in (below, below + unit) if batch]
             raise JobError(
