@@ -2,7 +2,7 @@
 
 One should see four bars that shrink from the HBM of one GPU to another pod, while the memory reachable at
 each level, printed at the right, grows by four orders of magnitude. Rates are one direction and per GPU;
-the course notes (`seeds` in the catalogue) count both of NVLink's directions, which the dashed outline
+the course notes count both of NVLink's directions, which the dashed outline
 shows. The cross-pod rate is the pod's over its 1:7 oversubscription: what a GPU gets when its whole pod
 sends outward.
 
@@ -20,7 +20,7 @@ from emulator.spec.cluster import Cluster, llama3_24k
 from emulator.spec.units import GB, GIB, PIB, TIB
 from plots import style
 
-_GB_PER_SECOND = re.compile(r"seeds: ([\d,.]*\d) GB/s")
+_GB_PER_SECOND = re.compile(r"course notes: ([\d,.]*\d) GB/s")
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,19 +28,19 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     bytes_per_second: float
-    seeds_bytes_per_second: float
+    notes_bytes_per_second: float
     reach_gpus: int
     reach_bytes: int
 
 
 def levels(cluster: Cluster) -> tuple[Level, ...]:
-    """Read the four levels off a cluster, the nearest first; capacity by the label, as the seeds count it."""
+    """Read the four levels off a cluster, the nearest first; capacity by the label, as the notes count it."""
     device = cluster.device
     reach = {
-        "HBM": (device.hbm_bytes_per_second, _seeds(cluster, "hbm_bytes_per_second"), 1),
+        "HBM": (device.hbm_bytes_per_second, _notes(cluster, "hbm_bytes_per_second"), 1),
         "NVLink, in a server": (
             device.scale_up_bytes_per_second,
-            _seeds(cluster, "scale_up_bytes_per_second"),
+            _notes(cluster, "scale_up_bytes_per_second"),
             cluster.gpus_per_node,
         ),
         "network, in a pod": (cluster.nic_bytes_per_second,) * 2 + (cluster.gpus_per_pod,),
@@ -51,11 +51,11 @@ def levels(cluster: Cluster) -> tuple[Level, ...]:
         Level(
             name=name,
             bytes_per_second=rate,
-            seeds_bytes_per_second=seeds,
+            notes_bytes_per_second=notes,
             reach_gpus=gpus,
             reach_bytes=gpus * device.hbm_label_bytes,
         )
-        for name, (rate, seeds, gpus) in reach.items()
+        for name, (rate, notes, gpus) in reach.items()
     )
 
 
@@ -70,14 +70,14 @@ def draw() -> Figure:
     colours = (style.BLUE, style.SKY, style.GREEN, style.ORANGE)
     ax.barh(rows, [level.bytes_per_second / GB for level in every], 0.62, color=colours)
     for row, level in enumerate(every):
-        rate, seeds = level.bytes_per_second / GB, level.seeds_bytes_per_second / GB
+        rate, notes = level.bytes_per_second / GB, level.notes_bytes_per_second / GB
         text = f"{rate:,.4g} GB/s"
-        if seeds != rate:
-            text += f"  (course notes: {seeds:,.4g})"
-        # Where the seeds count both directions the difference is worth an outline; a rounding is not.
-        if seeds > 1.5 * rate:
-            ax.barh(row, seeds, 0.62, fill=False, edgecolor=style.GREY, linestyle="--")
-        ax.annotate(text, (max(rate, seeds), row), (6, 0), textcoords="offset points", va="center")
+        if notes != rate:
+            text += f"  (course notes: {notes:,.4g})"
+        # Where the notes count both directions the difference is worth an outline; a rounding is not.
+        if notes > 1.5 * rate:
+            ax.barh(row, notes, 0.62, fill=False, edgecolor=style.GREY, linestyle="--")
+        ax.annotate(text, (max(rate, notes), row), (6, 0), textcoords="offset points", va="center")
         gpus = "1 GPU" if level.reach_gpus == 1 else f"{level.reach_gpus:,} GPUs"
         ax.text(
             1.02, row, f"{_size(level.reach_bytes)}\n{gpus}", transform=ax.get_yaxis_transform(), va="center"
@@ -92,9 +92,9 @@ def draw() -> Figure:
     return fig
 
 
-def _seeds(cluster: Cluster, field: str) -> float:
+def _notes(cluster: Cluster, field: str) -> float:
     found = _GB_PER_SECOND.search(cluster.device.headline[field])
-    assert found is not None, f"no seeds' figure in headline.{field} of {cluster.device.name}"
+    assert found is not None, f"no course notes' figure in headline.{field} of {cluster.device.name}"
     return float(found[1].replace(",", "")) * GB
 
 

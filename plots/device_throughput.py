@@ -2,7 +2,7 @@
 
 One should see two lines: matrix products on the fastest 16-bit units a device has (FP32 cores before there
 were tensor cores) and FP32 on the vector units. Filled markers are the catalogue's dense peaks, open ones
-the figures of the course notes (`seeds` in the catalogue; section 12.2.2). Their thousandfold compares
+the figures of the course notes (section 12.2.2). Their thousandfold compares
 tensor cores with FP32 cores, and their 5,000 for B200 is a sparse figure: the dense factor is less than
 half of it. FP32 against FP32 grew seventeenfold.
 
@@ -23,17 +23,17 @@ from emulator.spec.units import TB
 from plots import style
 
 GENERATIONS = ("k40", "p100", "v100", "a100-80", "h100-sxm", "b200")
-"""The devices of section 12.2.2 of the seeds, one a generation."""
+"""The devices of section 12.2.2 of the course notes, one a generation."""
 
-_SEEDS = re.compile(r"seeds: (?:roughly )?([\d,.]*\d)")
+_NOTES = re.compile(r"course notes: (?:roughly )?([\d,.]*\d)")
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One line of the picture: FLOP/s of each generation, dense and as the seeds have it."""
+    """One line of the picture: FLOP/s of each generation, dense and as the notes have it."""
 
     label: str
     dense: tuple[float, ...]
-    seeds: tuple[float, ...]
+    notes: tuple[float, ...]
 
     @property
     def dense_factor(self) -> float:
@@ -41,9 +41,9 @@ class Series(msgspec.Struct, frozen=True):
         return self.dense[-1] / self.dense[0]
 
     @property
-    def seeds_factor(self) -> float:
-        """The same growth by the seeds' figures."""
-        return self.seeds[-1] / self.seeds[0]
+    def notes_factor(self) -> float:
+        """The same growth by the notes' figures."""
+        return self.notes[-1] / self.notes[0]
 
 
 def series() -> tuple[Series, Series]:
@@ -53,25 +53,25 @@ def series() -> tuple[Series, Series]:
     matrix = Series(
         "matrix products, fastest 16-bit units",
         tuple(device.peak_flops[precision] for device, precision in zip(devices, fastest, strict=True)),
-        tuple(seeds_figure(device, precision) for device, precision in zip(devices, fastest, strict=True)),
+        tuple(notes_figure(device, precision) for device, precision in zip(devices, fastest, strict=True)),
     )
     vector = Series(
         "FP32 on the vector units",
         tuple(device.vector_flops for device in devices),
-        tuple(seeds_figure(device, "fp32") for device in devices),
+        tuple(notes_figure(device, "fp32") for device in devices),
     )
     return matrix, vector
 
 
-def seeds_figure(device: Device, precision: str) -> float:
-    """FLOP/s as the seeds print it: from the headline text, or the catalogue's own where they agree."""
+def notes_figure(device: Device, precision: str) -> float:
+    """FLOP/s as the notes print it: from the headline text, or the catalogue's own where they agree."""
     text = device.headline.get(f"peak_flops.{precision}", "")
-    found = _SEEDS.search(text)
+    found = _NOTES.search(text)
     return float(found[1].replace(",", "")) * TB if found else device.peak_flops[precision]
 
 
 def _fastest(device: Device) -> str:
-    # The seeds count the P100's FP32: it has no matrix units, and its fp16 rate runs on the same cores.
+    # The notes count the P100's FP32: it has no matrix units, and its fp16 rate runs on the same cores.
     if device.unit("fp32") == "vector" and device.tensor_flops_per_sm_cycle == 0:
         return "fp32"
     return "bf16" if "bf16" in device.peak_flops else "fp16"
@@ -102,7 +102,7 @@ def _line(ax: Axes, line: Series, colour: str) -> None:
     x = range(len(line.dense))
     ax.plot(x, [value / TB for value in line.dense], "-o", color=colour, label=line.label, zorder=3)
     ax.plot(
-        x, [value / TB for value in line.seeds], "o", mfc="white", mec=colour, mew=1.5, ms=9, zorder=2,
+        x, [value / TB for value in line.notes], "o", mfc="white", mec=colour, mew=1.5, ms=9, zorder=2,
     )  # fmt: skip
     for at, value in enumerate(line.dense):
         below = colour == style.VERMILION
@@ -115,10 +115,10 @@ def _line(ax: Axes, line: Series, colour: str) -> None:
         )  # fmt: skip
     last = len(line.dense) - 1
     text = (
-        f"notes {line.seeds[-1] / TB:,.4g}: ×{line.seeds_factor:,.0f}\n"
+        f"notes {line.notes[-1] / TB:,.4g}: ×{line.notes_factor:,.0f}\n"
         f"dense {line.dense[-1] / TB:,.4g}: ×{line.dense_factor:,.3g}"
     )
-    middle = (line.seeds[-1] * line.dense[-1]) ** 0.5 / TB
+    middle = (line.notes[-1] * line.dense[-1]) ** 0.5 / TB
     ax.annotate(text, (last, middle), (16, 0), textcoords="offset points", va="center", color=colour)
 
 

@@ -124,7 +124,7 @@ def saved_per_token(m: Model, extras: bool) -> float:
     [("llama3-8b", 34.0), ("llama3-405b", 31.75), ("llama2-7b", 12 + 4 + 6 * 11008 / 4096)],
 )
 def test_saved_activations_of_llama(name: str, bytes_per_sbh: float) -> None:
-    """FACTS.md 4.2: s b h (12 + 4 k/a + 6 f/h)."""
+    """Tensors that fused kernels keep: s b h (12 + 4 k/a + 6 f/h)."""
     m = model(name)
     assert saved_per_token(m, extras=False) == bytes_per_sbh
     assert 12 + 4 * m.kv_heads / m.heads + 6 * m.ffn_hidden / m.hidden == bytes_per_sbh
@@ -248,7 +248,7 @@ def peak_bytes(block: Block) -> int:
 
 
 def test_logits_take_six_bytes() -> None:
-    """U-005: 16-bit logits and their FP32 copy; 15.66 GiB for the copy at 32,768 tokens of Llama 3 8B."""
+    """16-bit logits and their FP32 copy; 15.66 GiB for the copy at 32,768 tokens of Llama 3 8B (stas00)."""
     m, s = model("llama3-8b"), 32_768
     head = head_block(m, 1, s, "bf16")
     assert round(head.tensors["logits_fp32"] / GIB, 2) == 15.66

@@ -315,7 +315,7 @@ def test_show_writes_the_schedule_as_torch_does(gpipe: str, tmp_path: Path, caps
 
 
 def test_estimate_of_llama_3(tmp_path: Path, capsys: Capture) -> None:
-    """The seeds' arithmetic: 3.8e25 FLOPs, 5.8e6 s at 400 TFLOP/s on 16,384 GPUs."""
+    """The course notes' arithmetic: 3.8e25 FLOPs, 5.8e6 s at 400 TFLOP/s on 16,384 GPUs."""
     path = tmp_path / "estimate.json"
     arguments = ["--tokens", "15.6e12", "--gpus", "16384", "--tflops", "400", "--json", str(path)]
     assert main(["estimate", "llama3-405b", *arguments]) == 0

@@ -71,7 +71,7 @@ def ps(seconds: Fraction) -> int:
 
 
 class Formula(NamedTuple):
-    """Time of FACTS.md 3.2: (a (n-1) + b) alpha + c S / rate, the last times (n-1)/n where own parts stay."""
+    """Textbook time: (a (n-1) + b) alpha + c S / rate, the last times (n-1)/n where own parts stay."""
 
     kind: CollectiveKind
     algorithm: Algorithm
@@ -164,7 +164,7 @@ def test_send_is_alpha_and_size_over_rate():
     [(8, 0.004375), (64, 0.004921875), (256, 0.004980469), (512, 0.004990234), (1024, 0.004995115)],
 )
 def test_ring_all_reduce_reference_values(n, seconds):
-    """1e9 B at 400e9 B/s (reference values computed with SimGrid, truth/README.md), to their last digit.
+    """1e9 B at 400e9 B/s (reference values computed with SimGrid 3.32), to their last digit.
 
     The last one is printed rounded up by one: 2 x 1023/1024 x 2.5 ms is 0.004995117.
     """
@@ -173,7 +173,7 @@ def test_ring_all_reduce_reference_values(n, seconds):
 
 
 def test_all_gather_in_a_node_takes_what_the_scaling_book_says():
-    """U-066: bf16[1024, 16384] over 8 H100s in 65.2 us exact, 512 MiB in 1.044 ms."""
+    """jax-ml/scaling-book: bf16[1024, 16384] over 8 H100s in 65.2 us exact, 512 MiB in 1.044 ms."""
     fabric = ideal(1)
     assert alone("all_gather", 8, 1024 * 16384 * 2, "ring", fabric) == ps(Fraction(7 * 2**25, 8 * PORT))
     assert alone("all_gather", 8, 1024 * 16384 * 2, "ring", fabric) / 1e6 == pytest.approx(65.2, abs=0.05)
@@ -181,7 +181,7 @@ def test_all_gather_in_a_node_takes_what_the_scaling_book_says():
 
 
 def test_over_two_nodes_the_scale_up_port_binds_a_hierarchical_all_gather():
-    """U-068: B/514e9 in the node, B/800e9 between nodes. A flat ring sends 15/16 B across, not B/2."""
+    """Scaling book: B/514e9 in the node, B/800e9 between. A flat ring sends 15/16 B across, not B/2."""
     fabric = ideal(2)
     size = 10**9
 
@@ -202,7 +202,7 @@ def test_over_two_nodes_the_scale_up_port_binds_a_hierarchical_all_gather():
 
 
 def test_a_buffer_that_other_axes_divide_is_sixteen_times_smaller():
-    """U-070: all_reduce over z of 1024 x 4096 bf16, sharded 4 x 4 over x and y: 11.65 us, not 190."""
+    """All_reduce over z of 1024 x 4096 bf16, sharded 4 x 4 over x and y: 11.65 us, not 190."""
     fabric = ideal(4, 1, nic=90 * 10**9)
     whole = 1024 * 4096 * 2
     assert alone("all_reduce", 4, whole // 16, "tree", fabric) / 1e6 == pytest.approx(11.65, abs=5e-3)
@@ -210,7 +210,7 @@ def test_a_buffer_that_other_axes_divide_is_sixteen_times_smaller():
 
 
 def test_size_and_topology_change_the_result():
-    """U-076: 8 or 64 ranks, one node or many, ring or tree never give the same time."""
+    """As astra-sim#207 wants it: 8 or 64 ranks, one node or many, ring or tree never give the same time."""
     fabrics = (ideal(8, 8), ideal(64, 1), ideal(1, 64), ideal(8, 8, nic=25 * 10**9))
     size, alpha = 10**8, 10**6
     assert len({alone("all_reduce", 64, size, "ring", fabric, alpha) for fabric in fabrics}) == 4
@@ -221,7 +221,7 @@ def test_size_and_topology_change_the_result():
 
 
 def test_direct_and_ring_load_a_port_alike():
-    """U-078: 100 MB over 8 ranks at 50e9 B/s is 3.5 ms either way; direct only saves hops."""
+    """astra-sim#296: 100 MB over 8 ranks at 50e9 B/s is 3.5 ms either way; direct only saves hops."""
     fabric = ideal(8, 1)
     ranks = range(8)
     for algorithm, alpha in (("ring", 14), ("direct", 2)):
@@ -231,7 +231,7 @@ def test_direct_and_ring_load_a_port_alike():
 
 
 def test_hsdp_saves_a_third_between_nodes():
-    """U-040: 7B on 8 x 8 H100s: FSDP 88.4 ms between nodes, HSDP's all_reduce of shards 59.0 ms."""
+    """7B on 8 x 8 H100s: FSDP 88.4 ms between nodes, HSDP's all_reduce of shards 59.0 ms."""
     fabric = ideal(8)
     weights = 2 * 6_738_415_616
     nic = pattern("all_gather", range(64), weights, "hierarchical", fabric).link_bytes[
@@ -245,7 +245,7 @@ def test_hsdp_saves_a_third_between_nodes():
 
 
 def test_bus_bandwidth_factors():
-    """U-075 and nccl-tests PERFORMANCE.md; one rank alone has no bus bandwidth and takes no time."""
+    """nccl-tests PERFORMANCE.md; one rank alone has no bus bandwidth and takes no time."""
     assert {k: float(busbw_factor(k, 8)) for k in KINDS} == {
         "all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "all_to_all": 0.875,
         "broadcast": 1.0, "reduce": 1.0,
@@ -368,7 +368,7 @@ def test_what_cannot_be_is_refused():
 
 
 def test_nccl_latencies():
-    """FACTS.md 3.3, examples for an all_reduce on 8 H100s: ring Simple 56 us, LL 15 us, NVLS 25 us."""
+    """NCCL 2.30.7 tuning.cc, an all_reduce on 8 H100s: ring Simple 56 us, LL 15 us, NVLS 25 us."""
     ring = {
         p: collective_wire("all_reduce", range(8), 8, "ring", NODE, protocol=p).alpha_ps
         for p in ("LL", "LL128", "Simple")
@@ -391,7 +391,7 @@ def test_small_all_reduce_on_32_nodes_takes_a_tree():
 
 
 def test_choice_of_algorithm_and_protocol():
-    """8 H100s: LL for small messages, NVLS from a few MiB on (FACTS.md 3.1); a ring where nothing else is."""
+    """8 H100s: LL for small messages, NVLS from a few MiB on (stas00); a ring where nothing else is."""
     small = collective_wire("all_reduce", range(8), 256 * 1024, "auto", NODE)
     large = collective_wire("all_reduce", range(8), 4 * MIB, "auto", NODE)
     assert small.protocol == "LL"
@@ -409,7 +409,7 @@ def test_choice_of_algorithm_and_protocol():
 @pytest.mark.parametrize(
     ("name", "kind", "busbw_gbps", "tolerance"),
     [
-        ("h200", "all_reduce", 480, 0.06),  # NVLS; FACTS.md 3.1, U-071
+        ("h200", "all_reduce", 480, 0.06),  # NVLS; stas00/ml-engineering, network
         ("h200", "all_gather", 361, 0.06),
         ("h200", "reduce_scatter", 363, 0.06),
         ("b200", "all_reduce", 838, 0.08),

@@ -146,7 +146,7 @@ def test_flash_attention_agrees_with_measured_rows(
 def test_best_shapes_reach_the_published_maximum_and_nothing_beats_it(
     name: str, shape: tuple[int, int, int], best: float
 ) -> None:
-    """U-089: maximum achievable matmul (stas00/ml-engineering); the peak itself is 15 to 29 % more."""
+    """Maximum achievable matmul (stas00/ml-engineering); the peak itself is 15 to 29 % more."""
     on = device(name)
     assert best * 0.90 < tflops(gemm(*shape), on) < best * 1.001
     for side in (4096, 8192, 16384, 32768):
@@ -174,7 +174,7 @@ def with_sms(sms: int) -> Device:
     ("tiles", "sms", "waves"), [(152, 152, 1), (152, 148, 2), (153, 152, 2), (592, 148, 4)]
 )
 def test_waves_are_whole(tiles: int, sms: int, waves: int) -> None:
-    """U-090: between 148 and 152 SMs lies nothing or a factor of two, by the number of tiles. Exact."""
+    """Between 148 and 152 SMs lies nothing or a factor of two, by the number of tiles. Exact."""
     on = with_sms(sms)
     peak, k = on.peak("bf16"), 64
     seconds, busy = tiled_seconds((1, 128, 256 * tiles, k), "bf16", peak, on, ONE_TILE)
@@ -201,7 +201,7 @@ def test_few_tiles_with_a_long_k_are_cut_along_k() -> None:
 
 
 def test_odd_row_length_costs_46_percent() -> None:
-    """U-090: d_ff 10,922 against 10,944 at h = 4,096, in each of the three products of a layer."""
+    """The d_ff 10,922 against 10,944 at h = 4,096 (stas00), in each of the three products of a layer."""
     tokens = 8192
     for odd, even in (
         (gemm(tokens, 10922, 4096), gemm(tokens, 10944, 4096)),
@@ -267,7 +267,7 @@ def test_bandwidth_bound_kernel_spares_sms_for_a_collective() -> None:
 
 
 def test_roofline_ridge() -> None:
-    """U-129: 989e12 / 3.35e12 = 295 FLOP/B; achieved, 989e12 x 0.803 / (3.35e12 x 0.896) = 265.
+    """989e12 / 3.35e12 = 295 FLOP/B; achieved, 989e12 x 0.803 / (3.35e12 x 0.896) = 265.
 
     A product of B tokens with a large square matrix has an intensity just below B, so HBM binds at B = 128
     and the SMs do at B = 512.
@@ -290,7 +290,7 @@ def test_vector_bound_kernel_runs_at_half_of_the_fma_peak() -> None:
 
 
 def test_fp32_is_slow_for_its_units_alone() -> None:
-    """H100, 8,192 cubed: 989 x 0.803 against 67 x 0.80 TFLOP/s is a factor of 14.8 (the seeds say twenty)."""
+    """H100, 8,192 cubed: 989 x 0.803 against 67 x 0.80 TFLOP/s is a factor of 14.8 (course notes: twenty)."""
     half, full = gemm(8192, 8192, 8192), gemm(8192, 8192, 8192, "fp32")
     slower = kernel_cost(full, H100).duration_ps / kernel_cost(half, H100).duration_ps
     print(f"fp32 / bf16 on H100: {slower:.2f}")

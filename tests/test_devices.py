@@ -1,4 +1,4 @@
-"""The catalogue of devices and clusters against datasheets and the seeds' figures."""
+"""The catalogue of devices and clusters against datasheets and the course notes' figures."""
 
 import re
 
@@ -12,7 +12,7 @@ from emulator.spec.units import GIB, PIB
 
 ALL = pytest.mark.parametrize("part", list(DEVICES.values()), ids=list(DEVICES))
 
-# What vendors print with 2:1 structured sparsity, TFLOP/s (FACTS 2, datasheet traps).
+# What vendors print with 2:1 structured sparsity, TFLOP/s (datasheets).
 SPARSE = {
     ("a100-40", "bf16"): 624,
     ("a100-80", "bf16"): 624,
@@ -39,7 +39,7 @@ def test_the_catalogue_has_every_device_asked_for():
 def test_entries_are_whole(part: Device):
     """Every peak has an efficiency, every entry a source and a year; vector units beat no matrix unit."""
     assert set(part.gemm_efficiency) == set(part.peak_flops) <= set(PRECISIONS)
-    assert "FACTS" in part.source or "torchtitan" in part.source
+    assert any(known in part.source for known in ("stas00", "sysrqmts", "scaling-book", "torchtitan"))
     assert 2013 <= part.year <= 2025
     assert part.vector_flops <= max(part.peak_flops.values())
 
@@ -58,7 +58,7 @@ def test_clocks_are_those_that_the_peaks_imply(part: Device):
             assert part.vector_flops_per_sm_cycle == 2 * part.fp32_units_per_sm
 
 
-def test_h100_is_as_issue_and_seeds_describe_it():
+def test_h100_is_as_the_course_notes_describe_it():
     part = device("h100-sxm")
     assert (part.sms, part.sms_on_die) == (132, 144)
     assert (part.tensor_flops_per_sm_cycle, part.vector_flops_per_sm_cycle) == (16 * 4 * 8 * 2 * 4, 128 * 2)
@@ -86,7 +86,7 @@ def test_capacity_is_within_a_tenth_of_the_label(part: Device):
 
 @pytest.mark.parametrize(("name", "precision"), list(SPARSE))
 def test_peaks_are_dense(name: str, precision: str):
-    """U-085: a headline that counts 2:1 sparsity is in the label, never in the peak."""
+    """A headline that counts 2:1 sparsity is in the label, never in the peak."""
     assert device(name).peak(precision) == pytest.approx(SPARSE[name, precision] / 2 * 1e12, rel=0.01)
     assert f"peak_flops.{precision}" in device(name).headline
 
@@ -98,7 +98,7 @@ def test_trainium2_peak_is_dense_where_its_headline_counts_4_to_1_sparsity():
 
 @pytest.mark.parametrize("key", [key for key in SPARSE if key[1] != "fp4"])
 def test_a_sparse_peak_is_refused(key: tuple[str, str]):
-    """U-085: 24.3 % MFU was computed against 1,979; whoever sets it is told what the units can do."""
+    """24.3 % MFU was once computed against 1,979 (fms-fsdp#89); whoever sets it is told what the units do."""
     name, precision = key
     part = device(name)
     peaks = part.peak_flops | {precision: SPARSE[key] * 1e12}
@@ -116,7 +116,7 @@ def test_links_count_one_direction(part: Device):
 
 
 def test_scale_up_efficiency_is_what_nccl_counts_with():
-    """FACTS 3.3, topo.h: GB/s of one link x links over the line rate."""
+    """NCCL's topo.h: GB/s of one link x links over the line rate."""
     figures = {
         "p100": (18, 4),
         "v100": (20, 6),
@@ -131,7 +131,7 @@ def test_scale_up_efficiency_is_what_nccl_counts_with():
 
 
 def test_gemm_efficiency_is_the_largest_achieved_matmul():
-    """FACTS 2: achieved over dense peak (stas00)."""
+    """Achieved over dense peak (stas00)."""
     mamf = {("a100-80", "bf16"): 271, ("h100-sxm", "bf16"): 794.5, ("h100-sxm", "fp8"): 1403}
     mamf |= {("b200", "bf16"): 1745, ("b200", "fp8"): 3432.5, ("mi325x", "bf16"): 785}
     for (name, precision), tflops in mamf.items():
@@ -140,12 +140,14 @@ def test_gemm_efficiency_is_the_largest_achieved_matmul():
         assert reached == pytest.approx(tflops * 1e12, rel=2e-3)
 
 
-def test_the_decade_in_the_seeds_factors():
+def test_the_decade_in_the_course_notes_factors():
     """A thousandfold from K40's FP32 to the B200 headline, seventeen like for like; what is used is less."""
     k40, b200 = device("k40"), device("b200")
-    first = float(re.search(r"seeds: ([\d.]+)", k40.headline["peak_flops.fp32"])[1])
-    last = float(re.search(r"seeds: roughly ([\d,]+)", b200.headline["peak_flops.bf16"])[1].replace(",", ""))
-    like = float(re.search(r"seeds: ([\d.]+)", b200.headline["peak_flops.fp32"])[1])
+    first = float(re.search(r"course notes: ([\d.]+)", k40.headline["peak_flops.fp32"])[1])
+    last = float(
+        re.search(r"course notes: roughly ([\d,]+)", b200.headline["peak_flops.bf16"])[1].replace(",", "")
+    )
+    like = float(re.search(r"course notes: ([\d.]+)", b200.headline["peak_flops.fp32"])[1])
     assert last / first == 1000
     assert like / first == pytest.approx(17, abs=0.5)
     assert b200.peak("bf16") / k40.peak("fp32") == pytest.approx(445.5, abs=0.1)
@@ -181,7 +183,7 @@ def test_impossible_devices_are_refused(changes: dict[str, object], message: str
         msgspec.structs.replace(device("h100-sxm"), **changes)
 
 
-def test_llama3_24k_adds_up_to_the_seeds_totals():
+def test_llama3_24k_adds_up_to_the_course_notes_totals():
     totals = cluster("llama3-24k").totals()
     assert (totals.gpus, totals.nodes, totals.racks, totals.pods) == (24_576, 3072, 1536, 8)
     assert totals.hbm_label_bytes / PIB == 1.875
@@ -194,7 +196,7 @@ def test_llama3_24k_adds_up_to_the_seeds_totals():
 
 
 def test_catalogue_clusters_have_their_reference_networks():
-    """FACTS 3.1 and 2: 400 Gb/s a GPU on H100, 200 on A100; pods of 3,072 GPUs, units of 32 nodes."""
+    """400 Gb/s a GPU on H100, 200 on A100; pods of 3,072 GPUs, units of 32 nodes."""
     assert set(CLUSTERS) == {"llama3-24k", "dgx-h100", "dgx-a100"}
     assert cluster("llama3-24k").gpus_per_pod == 3072
     assert cluster("llama3-24k").nic_bytes_per_second == cluster("dgx-h100").nic_bytes_per_second == 50e9

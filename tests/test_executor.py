@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from emulator.plan import plan
 from emulator.plan.program import (
     COMPUTE,
     Collective,
@@ -24,8 +25,8 @@ from emulator.run import DeadlockError, run, run_audited
 from emulator.run.executor import Executor
 from emulator.run.trace import Trace
 from emulator.spec.cluster import Cluster, Host
-from emulator.spec.device import device
-from emulator.spec.job import Job, Layout
+from emulator.spec.device import DEVICES, device
+from emulator.spec.job import DataParallel, Job, Layout, Pipeline
 from emulator.spec.model import Model
 
 MODEL = Model(name="tiny", layers=2, hidden=64, ffn_hidden=128, heads=4, kv_heads=4, vocab=256)
@@ -199,3 +200,55 @@ def test_progress_is_reported() -> None:
     Executor(program(job(), ops), 1, progress=lambda *call: calls.append(call)).run()
     assert calls
     assert calls[-1] == (20_000, 20_000)
+
+
+def crowded(name: str, schedule: str = "gpipe", sharding: str = "fsdp") -> Job:
+    """Two stages of two ranks in one node, with messages large enough for all channels."""
+    the_device = device(name)
+    model = Model(
+        name="wide", layers=4, hidden=8192, ffn_hidden=8192, heads=32, kv_heads=8, head_dim=128, vocab=1000
+    )
+    return Job(
+        model=model,
+        cluster=Cluster(device=the_device, nodes=1),
+        seq_len=4096,
+        global_batch=4,
+        precision="bf16" if "bf16" in the_device.peak_flops else "fp32",
+        layout=Layout(pp=2, dp_shard=2),
+        pipeline=Pipeline(schedule),
+        data_parallel=DataParallel(sharding=sharding),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+@pytest.mark.parametrize("name", DEVICES)
+def test_channels_leave_an_sm_free_on_any_device(name: str, sharding: str) -> None:
+    """A K40 has fewer SMs than one collective has channels, a P100 fewer than a send and a receive."""
+    the_program = plan(crowded(name, sharding=sharding))
+    trace = played(the_program)
+    assert trace.outcome.kind == "complete"
+    for streams in Executor(the_program, 1).lowered.streams:
+        held = sum(max(one.hold for one in ops) for ops in streams.values())
+        assert held <= (device(name).sms - 1) * 10**6
+
+
+def test_engines_of_their_own_hold_no_sms() -> None:
+    """Beside a collective of a TPU a kernel has all cores."""
+    for name, holds in (("tpu-v5p", False), ("trainium2", False), ("h100-sxm", True)):
+        lowered = Executor(plan(crowded(name)), 1).lowered
+        assert holds == any(
+            one.hold for streams in lowered.streams for ops in streams.values() for one in ops
+        )
+
+
+def test_a_kernel_may_be_starved_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where collectives take every SM, a kernel stands still until one ends; the audit counts its work."""
+    monkeypatch.setattr("emulator.run.lower._Lowering._fair_hold", lambda self, _: self.per_device[0])
+    trace, recording = run_audited(plan(crowded("p100", "naive")))
+    seen: dict[object, int] = {}
+    starved = 0
+    for _, activity, level in recording.levels:
+        starved += seen.get(activity) == 0
+        seen[activity] = level
+    assert starved
+    audit(trace, recording)

@@ -135,7 +135,7 @@ def test_slices_of_a_thread_never_overlap(tmp_path: Path) -> None:
 
 
 def test_overlap_on_a_stream_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
-    """U-119: viewers draw overlapping slices of one thread wrong, so they are not written."""
+    """google/perfetto#503: viewers draw overlapping slices of one thread wrong, so they are not written."""
     bad = trace(job(), [[timed("a", Fixed(0), 0, 10), timed("b", Fixed(0), 9, 20)]])
     with pytest.raises(ValueError, match="rank 0, stream compute: b starts before a has ended"):
         check_streams(bad, 0)

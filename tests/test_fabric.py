@@ -71,7 +71,7 @@ def test_capacities_of_the_llama3_cluster_are_the_tables():
 
 
 def test_a_gpu_share_of_the_pod_uplink_is_a_seventh_of_its_nic():
-    """The seeds' fourth level: 50 GB/s within a pod, 50/7 = 7.14 GB/s a GPU across."""
+    """The course notes' fourth level: 50 GB/s within a pod, 50/7 = 7.14 GB/s a GPU across."""
     up = LLAMA.route(0, POD)[2]
     assert LLAMA.name(up) == "pod0.up"
     assert LLAMA.line_rate(up) / POD == pytest.approx(50e9 / 7, rel=1e-12)

@@ -1,6 +1,6 @@
 """HolisticTraceAnalysis reads our traces and finds the overlap and the idle time that we do, exactly.
 
-In a teaching world in whole microseconds, since HolisticTraceAnalysis rounds fractions away (FACTS.md 5.5).
+In a teaching world in whole microseconds, since HolisticTraceAnalysis rounds fractions away.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_idle_time_of_each_stream_agrees(tmp_path: Path) -> None:
 
 
 def test_several_steps_load_and_the_last_is_dropped(tmp_path: Path) -> None:
-    """With two step marks it keeps the kernels whose launches came before the last step (FACTS.md 5.5)."""
+    """With two step marks it keeps the kernels whose launches came before the last step."""
     one = run(gpipe(2, 2, 2 * US, 4 * US, US), steps=3)
     save_trace(one, tmp_path)
     breakdown = analysis(tmp_path).get_temporal_breakdown(visualize=False).set_index("rank")

@@ -118,6 +118,10 @@ WRONG = [
     Case({"recompute": {"every": 0}}, "recompute.every = 0 must be at least 1"),
     Case({"contention": 1}, "contention = 1 must be true or false"),
     Case({"collective_algorithm": "rings"}, "did you mean ring?"),
+    Case(
+        {"collective_algorithm": "hierarchical", "layout": Layout(dp_shard=12), "global_batch": 12},
+        "of the 12 dp ranks of stage 0 node 0 has 8 and node 1 has 4",
+    ),
     Case({"faults": ({"kind": "gpus"},)}, 'faults.kind = "gpus" must be gpu, hbm'),
     Case({"recovery": {"policy": "retry"}}, 'recovery.policy = "retry" must be restart, shrink or wait'),
 ]
@@ -153,7 +157,7 @@ def test_what_is_named_but_not_built_says_so(case: Case) -> None:
 
 
 def test_wrong_comes_before_not_built() -> None:
-    """U-108: 1,472 ranks, TP8 PP8, so DP 23; a batch of 32 is wrong, whether or not TP is built."""
+    """1,472 ranks, TP8 PP8, so DP 23 (SimAI#202); a batch of 32 is wrong, whether or not TP is built."""
     layout = Layout(tp=8, pp=8, dp_shard=23)
     with pytest.raises(JobError, match=r"dp\(23\) = 23 sequences each pass; nearest valid: 23 or 46$"):
         small_job(cluster=dgx_h100(nodes=184), layout=layout, global_batch=32)
@@ -232,7 +236,7 @@ def test_deep_prefetch_without_the_limit() -> None:
 
 
 def test_coordinates_are_megatrons() -> None:
-    """FACTS.md 5.6: 16 ranks, TP2 PP4, tp-cp-ep-dp-pp: TP [0,1], DP [0,2], PP [0,4,8,12]."""
+    """Megatron-LM's parallel_state: 16 ranks, TP2 PP4, tp-cp-ep-dp-pp: TP [0,1], DP [0,2], PP [0,4,8,12]."""
     layout = Layout(tp=2, pp=4, dp_shard=2, order="tp-cp-ep-dp-pp")
     assert [rank_of(layout, tp=i) for i in range(2)] == [0, 1]
     assert [rank_of(layout, dp=i) for i in range(2)] == [0, 2]
@@ -241,7 +245,7 @@ def test_coordinates_are_megatrons() -> None:
 
 
 def test_coordinates_are_llama_3s() -> None:
-    """FACTS.md 5.6: [TP, CP, PP, DP] innermost first puts the pipeline inside data parallelism."""
+    """Llama 3: [TP, CP, PP, DP] innermost first puts the pipeline inside data parallelism."""
     layout = Layout(tp=2, pp=4, dp_shard=2)
     assert [rank_of(layout, pp=i) for i in range(4)] == [0, 2, 4, 6]
     assert [rank_of(layout, dp=i) for i in range(2)] == [0, 8]
@@ -280,7 +284,7 @@ def test_rank_of_inverts_coordinates(
     ],
 )
 def test_balanced_stages(layers: int, stages: int, expected: tuple[int, ...]) -> None:
-    """U-028: no layer is dropped where they do not divide; 126 over 16 is how Llama 3 405B was cut."""
+    """No layer is dropped where they do not divide; 126 over 16 is how Llama 3 405B was cut."""
     job = small_job(model=small_model(layers=layers), layout=Layout(pp=stages), pipeline=NAIVE)
     assert stage_layers(job) == expected
 

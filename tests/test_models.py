@@ -36,7 +36,7 @@ LLAMA3_8B_CONFIG = Path(__file__).parents[1] / "scenarios" / "data" / "llama3_8b
     ],
 )
 def test_parameters_are_exact_to_the_last_one(name: str, count: int) -> None:
-    """FACTS.md 4.6; the sum over tensors says the same."""
+    """Released configurations; the sum over tensors says the same."""
     assert model(name).parameters == count
     assert sum(t.count for t in tensors(model(name))) == count
 
@@ -45,7 +45,7 @@ def test_parameters_are_exact_to_the_last_one(name: str, count: int) -> None:
     ("name", "billions"), [("gpt3-175b", 174.6), ("mtnlg-530b", 529.6), ("megatron-1t", 1008.0)]
 )
 def test_gpt_family_parameters(name: str, billions: float) -> None:
-    """FACTS.md 4.6 gives these to a tenth of a billion."""
+    """Papers give these to a tenth of a billion."""
     assert round(model(name).parameters / 1e9, 1) == billions
 
 
@@ -88,20 +88,20 @@ def test_registration_order() -> None:
     ],
 )
 def test_training_flops_per_token(name: str, seq_len: int, flops: float) -> None:
-    """FACTS.md 4.1, causal, nothing recomputed."""
+    """Causal, nothing recomputed."""
     digits = len(f"{flops:g}".split("e")[0].replace(".", "")) - 1
     assert f"{model(name).training_flops_per_token(seq_len):.{digits}e}" == f"{flops:.{digits}e}"
 
 
 def test_six_n_of_405b() -> None:
-    """FACTS.md 4.1: 6N alone is 2.435e12, and 16.78M tokens take 6.46 s at 400 TFLOP/s on 16,384 GPUs."""
+    """6N alone is 2.435e12, and 16.78M tokens take 6.46 s at 400 TFLOP/s on 16,384 GPUs."""
     m = model("llama3-405b")
     assert m.training_flops_per_token(8192, "6nd") == 6 * m.parameters
     assert round(2048 * 8192 * m.training_flops_per_token(8192) / (16_384 * 400e12), 2) == 6.46
 
 
-def test_mfu_conventions_of_u087() -> None:
-    """U-087: both printed figures count the input embedding as a matrix product."""
+def test_mfu_conventions_of_one_run() -> None:
+    """Both figures printed for torchtitan's 5,762 tokens/s count the input embedding as a matrix product."""
     m = model("llama3-8b")
     mfu = {c: round(100 * m.mfu(5762, 8192, 989e12, c), 1) for c in FLOP_CONVENTIONS}
     assert mfu["full_attention_with_embedding"] == 35.6
@@ -112,7 +112,7 @@ def test_mfu_conventions_of_u087() -> None:
 
 
 def test_narayanan_formula() -> None:
-    """96 B s L h^2 (1 + s/6h + V/16Lh) counts the mask in full and four passes (FACTS.md 4.1)."""
+    """96 B s L h^2 (1 + s/6h + V/16Lh) counts the mask in full and four passes."""
     m = model("gpt3-175b")
     s, layers, h = 2048, m.layers, m.hidden
     paper = 96 * s * layers * h * h * (1 + s / (6 * h) + m.vocab / (16 * layers * h))
@@ -134,7 +134,7 @@ def test_conventions_are_ordered(name: str, seq_len: int) -> None:
     assert m.training_flops_per_token(seq_len) == 3 * f["causal"]
 
 
-# U-006, measured by stas00 on eager layers.
+# Measured by stas00 on eager layers.
 EAGER = [
     (28.0, {"hidden": 4096, "ffn_hidden": 14336, "heads": 32, "kv_heads": 8}),
     (24.0, {"hidden": 960, "ffn_hidden": 2560, "heads": 15, "kv_heads": 5}),
@@ -152,7 +152,7 @@ EAGER = [
 
 @pytest.mark.parametrize(("measured", "shape"), EAGER)
 def test_hidden_state_copies_follow_from_the_shape(measured: float, shape: dict[str, Any]) -> None:
-    """U-006: Llama-3.1-8B, SmolLM2-360M, Qwen3-8B and 4B, gemma-2b, within 5 %."""
+    """stas00/ml-engineering: Llama-3.1-8B, SmolLM2-360M, Qwen3-8B and 4B, gemma-2b, within 5 %."""
     assert Model(name="m", layers=1, vocab=1, **shape).eager_hidden_copies == pytest.approx(
         measured, rel=0.05
     )

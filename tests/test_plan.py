@@ -135,7 +135,7 @@ def test_every_program_passes_the_check(spec: Job) -> None:
 @settings(max_examples=100, deadline=None)
 @given(jobs())
 def test_state_is_sixteen_bytes_a_parameter_held_once_or_everywhere(spec: Job) -> None:
-    """All ranks together hold 16 B per parameter: once if sharded, else once a data-parallel rank (U-008)."""
+    """All ranks together hold 16 B per parameter: once if sharded, else once a data-parallel rank."""
     program = plan(spec)
     held = 0
     for rank_class in program.classes:
@@ -203,7 +203,7 @@ def test_a_program_of_64_ranks_is_planned_at_once() -> None:
 
 
 def test_transfers_are_named_as_torch_names_them_and_match() -> None:
-    """SSEND_Fm pairs with (S+1)RECV_Fm, and backward the other way (FACTS.md 5.3)."""
+    """SSEND_Fm pairs with (S+1)RECV_Fm, and backward the other way."""
     program = plan(job(pp=3, m=2))
     names: dict[str, set[str]] = {}
     for template in program.templates:
@@ -271,7 +271,7 @@ def test_gpipe_holds_every_microbatch_and_naive_one() -> None:
 @pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp"])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_gradients_are_one_running_buffer(sharding: str, pp: int) -> None:
-    """Gradient memory does not grow with the microbatches (U-015)."""
+    """Gradient memory does not grow with the microbatches."""
     # From three on there is a backward that is neither first nor last.
     terms = [peaks(plan(job(pp=pp, dp=2, m=m, sharding=sharding)).templates[0]) for m in (3, 6)]
     assert terms[0]["gradients"] == terms[1]["gradients"]
@@ -308,7 +308,7 @@ def test_a_tied_matrix_on_two_stages_sums_its_gradients() -> None:
 
 
 def test_llama2_7b_has_226_buckets() -> None:
-    """Every matrix exceeds 25 MiB, so each closes a bucket: 7 x 32, the head, the embedding (U-050)."""
+    """Every matrix exceeds 25 MiB, so each closes a bucket: 7 x 32, the head, the embedding."""
     model = MODELS["llama2-7b"]
     backward = [2 * p.count for p in reversed(tensors(model))]
     assert len(buckets(backward, 2**20, 25 * 2**20)) == 226
@@ -377,7 +377,7 @@ HEAD = 64 + 1000 * 64
 )
 @pytest.mark.parametrize("m", [1, 3])
 def test_fsdp_moves_weights_twice_and_gradients_once(options: dict[str, bool], gathered: int, m: int) -> None:
-    """Exact bytes: 2-byte weights each way, 4-byte gradients once, for every microbatch (FACTS.md 4.5)."""
+    """Exact bytes: 2-byte weights each way, 4-byte gradients once, for every microbatch."""
     spec = job(dp=4, m=m, schedule="1f1b", **options)
     (template,) = plan(spec).templates
     assert moved(template, "all_gather") == m * 2 * gathered
@@ -389,7 +389,7 @@ def test_fsdp_moves_weights_twice_and_gradients_once(options: dict[str, bool], g
 
 
 def test_fsdp_in_a_pipeline_gathers_each_microbatch_or_once() -> None:
-    """U-049: 2 m gathers a layer if it reshards, one if it does not; gradients are reduced once."""
+    """2 m gathers a layer if it reshards, one if it does not; gradients are reduced once."""
     resharded = plan(job(pp=2, dp=2, m=4, keep_last_layer=False)).templates[0]
     kept = plan(job(pp=2, dp=2, m=4, reshard_after_forward=False)).templates[0]
     units = 1 + 3
@@ -437,7 +437,7 @@ def test_a_gather_waits_for_the_unit_before_its_prefetch(prefetch: int, limited:
 
 
 def test_unsharded_memory_does_not_grow_with_depth() -> None:
-    """At most two units and a copy of one while they reshard; all of them if they do not (U-016)."""
+    """At most two units and a copy of one while they reshard; all of them if they do not."""
     deep = replace(TINY, layers=12)
     assert (
         peaks(plan(job(dp=4)).templates[0])["buffers"]
@@ -487,7 +487,7 @@ def test_layers_have_owners() -> None:
 
 
 def test_the_columns_of_the_zero_table() -> None:
-    """U-008: 7.5 billion parameters, 64 ranks, 16 B each: 120 GB replicated, 1.9 GB fully sharded."""
+    """ZeRO's: 7.5 billion parameters, 64 ranks, 16 B each: 120 GB replicated, 1.9 GB fully sharded."""
     replicated = state_bytes(job(dp=64, sharding="ddp"))
     sharded = state_bytes(job(dp=64, sharding="fsdp"))
     assert (replicated.weights, replicated.gradients, replicated.optimizer) == (2, 2, 12)
@@ -504,7 +504,7 @@ def test_the_terms_of_a_real_model() -> None:
     most = peaks(plan(job(model=model, dp=64, seq_len=8192)).templates[0])
     assert most["weights"] == most["gradients"] == -(-4 * model.parameters // 64)
     assert most["optimizer"] == 2 * most["weights"]
-    # s b h (12 + 4 k/a + 6 f/h) = 34 s b h a layer (FACTS.md 4.2), then logits, 6 bytes each (U-005).
+    # s b h (12 + 4 k/a + 6 f/h) = 34 s b h a layer, then logits, 6 bytes each.
     layers, logits = 32 * 34 * 8192 * 4096, 6 * 8192 * model.vocab
     assert layers < most["activations"] < layers + 1.5 * logits
     head = 2 * model.head_parameters

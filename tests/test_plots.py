@@ -109,22 +109,22 @@ def test_pictures_by_name_are_saved_and_an_unknown_name_is_refused(
 # From the catalogue
 
 
-def test_throughput_has_the_seeds_factors_and_the_dense_ones():
+def test_throughput_has_the_notes_factors_and_the_dense_ones():
     matrix, vector = device_throughput.series()
-    assert matrix.seeds_factor == pytest.approx(1000)
-    assert vector.seeds_factor == pytest.approx(16.66, abs=0.01)
+    assert matrix.notes_factor == pytest.approx(1000)
+    assert vector.notes_factor == pytest.approx(16.66, abs=0.01)
     assert matrix.dense_factor == pytest.approx(2250 / 5.05)
     assert vector.dense_factor == pytest.approx(80 / 5.05)
-    tera = [value / 1e12 for value in matrix.seeds]
+    tera = [value / 1e12 for value in matrix.notes]
     assert tera == pytest.approx([5, 10.6, 125, 312, 989.4, 5000])
-    assert [value / 1e12 for value in vector.seeds] == pytest.approx([5, 10.6, 15.7, 19.5, 67, 83.3])
+    assert [value / 1e12 for value in vector.notes] == pytest.approx([5, 10.6, 15.7, 19.5, 67, 83.3])
 
 
-def test_throughput_shows_dense_and_seeds(drawn: dict[str, Figure]):
+def test_throughput_shows_dense_and_notes(drawn: dict[str, Figure]):
     (ax,) = drawn["device_throughput"].axes
     heights = [list(line.get_ydata()) for line in ax.lines]
     matrix, vector = device_throughput.series()
-    for index, values in enumerate((matrix.dense, matrix.seeds, vector.dense, vector.seeds)):
+    for index, values in enumerate((matrix.dense, matrix.notes, vector.dense, vector.notes)):
         assert heights[index] == pytest.approx([value / 1e12 for value in values])
     text = " ".join(words(ax))
     assert "×1,000" in text
@@ -135,7 +135,7 @@ def test_hierarchy_is_the_clusters_and_falls_as_memory_grows(drawn: dict[str, Fi
     levels = bandwidth_hierarchy.levels(llama3_24k())
     rates = [level.bytes_per_second / 1e9 for level in levels]
     assert rates == pytest.approx([3350, 450, 50, 50 / 7])
-    assert [level.seeds_bytes_per_second / 1e9 for level in levels] == pytest.approx([3352, 900, 50, 50 / 7])
+    assert [level.notes_bytes_per_second / 1e9 for level in levels] == pytest.approx([3352, 900, 50, 50 / 7])
     assert [level.reach_gpus for level in levels] == [1, 8, 3072, 24_576]
     assert levels[-1].reach_bytes == 1.875 * 2**50
     (ax,) = drawn["bandwidth_hierarchy"].axes

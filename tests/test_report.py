@@ -183,7 +183,7 @@ def test_the_account_adds_up_for_any_trace(plan: list[tuple[str, int, int, int, 
 
 @pytest.mark.parametrize(("p", "m"), [(8, 64), (4, 4), (2, 1), (3, 7)])
 def test_both_bubbles_of_gpipe(p: int, m: int) -> None:
-    """U-018: bubble over step and over ideal, by name; p = 8, m = 64 gives 9.86 % and 10.94 %."""
+    """Bubble over step and over ideal, by name; p = 8, m = 64 gives 9.86 % and 10.94 %."""
     report = measure(run(gpipe(p, m, 1 * US, 2 * US)))
     assert report.step_ps == (m + p - 1) * 3 * US
     assert report.bubble.of_step == (p - 1) / (m + p - 1)
@@ -217,7 +217,7 @@ def test_transfers_between_stages_are_exposed_on_the_way_back_only_once() -> Non
     ],
 )
 def test_ring_bytes(kind: str, members: int, expected: int) -> None:
-    """FACTS.md 4.5 and nccl-tests' factors."""
+    """nccl-tests' factors."""
     work = Collective(kind=kind, group="g", axis="dp_shard", bytes=1000)  # type: ignore[arg-type]
     assert sent_bytes(work, members) == expected
 
@@ -238,7 +238,7 @@ def test_communication_by_axis_counts_bytes_time_and_overlap() -> None:
 
 
 def test_overlap_is_talk_under_compute_over_talk() -> None:
-    """U-112: communication [10, 20) and compute [15, 30) overlap by half; none at all is no number."""
+    """Communication [10, 20) and compute [15, 30) overlap by half; none at all is no number."""
     a_trace = on_rank_0(timed("ag", GATHER, 10, 20, stream="dp"), timed("a", K, 15, 30))
     assert overlap_fraction(a_trace, 0) == 0.5
     assert overlap_fraction(on_rank_0(timed("a", K, 15, 30)), 0) is None

@@ -29,7 +29,7 @@ def test_every_schedule_is_valid_and_survives_its_csv(name: str, p: int, m: int)
 
 @given(st.integers(1, 8), st.integers(1, 32))
 def test_gpipe_fills_m_plus_p_minus_1_slots_twice(p: int, m: int) -> None:
-    """(m + p - 1) slots forward and as many backward when both take one slot (FACTS.md 4.4)."""
+    """(m + p - 1) slots forward and as many backward when both take one slot."""
     rows = sched.grid(sched.gpipe(p, m))
     assert {len(row) for row in rows} == {2 * (m + p - 1)}
     assert sum(cell is not None for row in rows for cell in row) == 2 * p * m

@@ -1,8 +1,9 @@
 """The kernels of a transformer's units, as a little dataflow from which memory follows by liveness.
 
 A block is one unit (embedding, layer, head) on one microbatch. FLOPs of its matrix products and of attention
-sum to FACTS.md 4.1; the tensors that backward reads, to FACTS.md 4.2. Bytes are HBM traffic of kernels that
-pass once over what they touch; flash attention keeps the scores on chip.
+sum to what Megatron counts (`spec.model.Model.forward_flops_per_token`). Tensors are those that fused kernels
+keep for backward: s b h (12 + 4 k/a + 6 f/h) bytes for a Llama layer of 16-bit activations. Bytes are HBM
+traffic of kernels that pass once over what they touch; flash attention keeps the scores on chip.
 """
 
 from functools import lru_cache
@@ -93,8 +94,8 @@ def head_block(model: Model, micro_batch: int, seq_len: int, precision: str) -> 
     """Return final norm, LM head and loss, where forward turns into backward: y is the loss, there is no dy.
 
     Logits are written in the activations' precision and copied to FP32 for the loss (6 bytes a logit while
-    both live, U-005); the loss's backward writes the gradient in the activations' precision. The head stays
-    in 16 bits when the layers run in fp8, as torchtitan filters it out.
+    both live); the loss's backward writes the gradient in the activations' precision. The head stays in 16
+    bits when the layers run in fp8, as torchtitan filters it out.
     """
     d = Sketch(model, micro_batch, seq_len, "bf16" if precision == "fp8" else precision)
     h, vocab = model.hidden, model.vocab
@@ -133,7 +134,7 @@ def optimizer_kernel(
     which is read and written, and the working weight is written beside it. Bytes per parameter:
     FSDP over FP32 shards (4, gradient 4, moments 4): 4 + 4x4 + 2x4 = 28.
     Megatron's bf16 with FP32 main gradients and master (weight 2, master 4): 4 + 4x4 + 2x4 + 2 = 30.
-    All at 16 bits, the seeds' accounting (2, 2, 2): 2 + 4x2 + 2x2 = 14.
+    All at 16 bits, the course notes' accounting (2, 2, 2): 2 + 4x2 + 2x2 = 14.
     """
     weight = 2 * master_bytes + weight_bytes if master_bytes else 2 * weight_bytes
     per_parameter = gradient_bytes + 4 * moment_bytes + weight

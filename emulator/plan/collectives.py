@@ -1,7 +1,7 @@
 """What a collective moves: bytes on every link and hops in sequence, by algorithm. Amounts only, no rates.
 
 S is the size as nccl-tests counts it (`Collective` in `plan/program.py`), n the ranks of the group, N the
-nodes they sit on. With one rank a node, the algorithms load a port with (FACTS.md 3.2):
+nodes they sit on. With one rank a node, the algorithms load a port with:
 
     ring all_reduce                     2(n-1)/n S     hops 2(n-1)
     ring all_gather, reduce_scatter      (n-1)/n S     hops n-1
@@ -130,7 +130,7 @@ def ring_orders(ranks: Sequence[int], fabric: Fabric) -> tuple[tuple[int, ...], 
 
 
 def busbw_factor(kind: CollectiveKind, ranks: int) -> Fraction:
-    """Bus bandwidth over algorithm bandwidth S / seconds (nccl-tests PERFORMANCE.md; FACTS.md 3.2)."""
+    """Bus bandwidth over algorithm bandwidth S / seconds (nccl-tests PERFORMANCE.md)."""
     if kind == "all_reduce":
         return Fraction(2 * (ranks - 1), ranks)
     if kind in ("broadcast", "reduce"):
@@ -301,7 +301,7 @@ def _tree(nodes: Sequence[tuple[int, ...]], fabric: Fabric) -> Phase:
 def _nvls(ranks: tuple[int, ...], nodes: Sequence[tuple[int, ...]], fabric: Fabric) -> Phase:
     """Reduction in the switch: it pulls S from every GPU, which multicasts its nth part of the result.
 
-    So a port carries S + S/n each way, against 2(n-1)/n S in a ring (FACTS.md 3.2).
+    So a port carries S + S/n each way, against 2(n-1)/n S in a ring.
     """
     if len(nodes) > 1:
         raise JobError(f'algorithm = "nvls" works inside one node; the group is on {len(nodes)}')
@@ -348,7 +348,7 @@ def _hierarchical(
 ) -> tuple[Phase, ...]:
     """Reduce-scatter in each node, the collective between equal members of the nodes on S/g, all-gather back.
 
-    An all_gather has no first phase, a reduce_scatter no last (FACTS.md 3.2).
+    An all_gather has no first phase, a reduce_scatter no last.
     """
     g = len(nodes[0])
     counts = sorted({len(members) for members in nodes})

@@ -61,10 +61,11 @@ class Entry(NamedTuple):
 
 
 def buckets(sizes: Sequence[int], first: int, cap: int) -> list[list[int]]:
-    """Cut gradients, in the order in which they become ready, into DDP's buckets (FACTS.md 5.1).
+    """Cut gradients, in the order in which they become ready, into DDP's buckets.
 
-    `sizes` in bytes; returns lists of indices. A bucket closes when its bytes reach the cap, `first` for the
-    first bucket and `cap` for the others; a gradient is never split.
+    As torch's reducer.cpp does (compute_bucket_assignment_by_size). `sizes` in bytes; returns
+    lists of indices. A bucket closes when its bytes reach the cap, `first` for the first bucket and `cap` for
+    the others; a gradient is never split.
     """
     out: list[list[int]] = []
     current: list[int] = []
@@ -142,7 +143,7 @@ class Replicated:
     the last microbatch, and overlaps with the rest. Gradients are views into the buckets (DDP's
     gradient_as_bucket_view, Megatron's contiguous buffer), so buckets take no memory of their own unless
     gradients travel in another precision than they are kept in. Buckets follow the order in which gradients
-    become ready, as DDP rebuilds them after its first step (FACTS.md 5.1). In a teaching world the stage is
+    become ready, as DDP rebuilds them after its first step. In a teaching world the stage is
     one bucket.
     """
 

@@ -1,10 +1,10 @@
 """Fully sharded data parallelism: weights are unsharded for use, gradients go back to where the state lives.
 
 Two forms. "tensor": every tensor is cut over all ranks, as FSDP2 does; all_gather before use, reduce_scatter
-after backward. "layer", the seeds' form: unit u is owned by rank u mod dp, which broadcasts it before use and
-to which its gradients are reduced; only the owner has state and updates it.
+after backward. "layer", the course notes' form: unit u is owned by rank u mod dp, which broadcasts it before
+use and to which its gradients are reduced; only the owner has state and updates it.
 
-What follows FSDP2 (FACTS.md 5.2; torch.distributed.fsdp, 2.x):
+What follows FSDP2 (torch 2.14, torch.distributed.fsdp.fully_shard):
 
 * An all_gather may begin when the visit 1 + prefetch before its own has ended: with the limit of two, one
   unit computes and one is on its way. In backward that is the unshard of l-1 beside the compute of l.

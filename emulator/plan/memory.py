@@ -1,6 +1,6 @@
 """Bytes of state: what a rank holds before a step, through it and after it.
 
-Bytes per parameter (FACTS.md 4.3, U-008 in CASES.md), Adam:
+Bytes per parameter (ZeRO, arXiv 1910.02054, section 3.1), Adam:
 
 * replicated, 16-bit precision: weight 2, gradient 2, FP32 master, m and v 12; in sum 16;
 * replicated, FP32: 4, 4, m and v 8; in sum 16;

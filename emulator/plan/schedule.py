@@ -1,8 +1,8 @@
 """Pipeline schedules: in which order each rank works through its stages and microbatches.
 
 A schedule is a function (pipeline ranks p, microbatches m) -> one list of actions a rank. It knows no clock.
-Actions print and parse as torch.distributed.pipelining writes them (`2F0`: stage 2, forward, microbatch 0;
-FACTS.md 5.3), and a schedule is written as that module's compute-only CSV: no header, one row a rank.
+Actions print and parse as torch.distributed.pipelining writes them (`2F0`: stage 2, forward, microbatch 0),
+and a schedule is written as that module's compute-only CSV: no header, one row a rank.
 """
 
 from __future__ import annotations

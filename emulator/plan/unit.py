@@ -98,7 +98,7 @@ def stored_bytes(precision: str) -> int:
 
 
 def boundary_bytes(job: Job) -> int:
-    """Bytes that a microbatch sends across a stage boundary, either way: b s h elements (FACTS.md 4.4)."""
+    """Bytes that a microbatch sends across a stage boundary, either way: b s h elements."""
     return job.micro_batch * job.seq_len * job.model.hidden * stored_bytes(job.precision)
 
 

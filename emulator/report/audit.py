@@ -96,15 +96,16 @@ def _work(recording: Recording) -> None:
     level: dict[Activity, int] = {}
     since: dict[Activity, int] = {}
     done: dict[Activity, int] = defaultdict(int)
+    last: dict[Activity, int] = {}
     for now, activity, new in recording.levels:
-        done[activity] += level.get(activity, 0) * (now - since.get(activity, now))
-        if not new:
-            excess = done[activity] - activity.length
-            _require(
-                -SLACK <= excess < max(1, level[activity]), f"work done - work planned = {excess} >> 62 ps"
-            )
+        last[activity] = level.get(activity, 0)
+        done[activity] += last[activity] * (now - since.get(activity, now))
         level[activity], since[activity] = new, now
     _require(not any(level.values()), "an activity never ended")
+    # Level 0 in between is a wait for resources that others take whole; the last one is the end.
+    for activity, before in last.items():
+        excess = done[activity] - activity.length
+        _require(-SLACK <= excess < max(1, before), f"work done - work planned = {excess} >> 62 ps")
 
 
 def _loads(trace: Trace, recording: Recording) -> None:

@@ -32,7 +32,7 @@ class AxisTraffic(msgspec.Struct, frozen=True, kw_only=True):
 def sent_bytes(work: Collective | Transfer, members: int) -> Fraction:
     """Payload bytes that one member of a group sends.
 
-    Ring counts of FACTS.md 4.5, the factors of nccl-tests: with S = work.bytes and n members, 2 (n-1)/n S for
+    Ring counts, the factors of nccl-tests' PERFORMANCE.md: with S = work.bytes and n members, 2 (n-1)/n S for
     all_reduce; (n-1)/n S for all_gather, reduce_scatter and all_to_all; S for broadcast, reduce and send
     (what each link of the chain carries); 0 for recv, whose bytes the sender counts.
     """

@@ -1,9 +1,9 @@
 """A Trace as Kineto writes it: Chrome trace events, for Perfetto and HolisticTraceAnalysis.
 
-FACTS.md 5.4 and 5.5 have the format and what HolisticTraceAnalysis needs: `"rank": ` with a space and before
-traceEvents, one file per rank, names that tell communication from compute, launches that match kernels when
-there are several steps. Times are whole microseconds: begin and end are rounded, not durations, so slices
-that did not overlap still do not. Every slice carries its exact picoseconds in `args`.
+The format is that of kineto's output_json.cpp, within what HolisticTraceAnalysis 0.5.0 reads: `"rank": ` with
+a space and before traceEvents, one file per rank, names that tell communication from compute, launches that
+match kernels when there are several steps. Times are whole microseconds: begin and end are rounded, not
+durations, so slices that did not overlap still do not. Every slice carries its exact picoseconds in `args`.
 
 One process per rank, one thread per stream; the host's launches, its loader and the step marks have threads
 of their own. Slices of one thread never overlap (checked before anything is written).
@@ -54,7 +54,7 @@ _KERNEL_NAME = {
     "send": "SendRecv",
     "recv": "SendRecv",
 }
-"""NCCL's kernels; the specialised one ends in _LL whatever protocol runs (FACTS.md 5.4)."""
+"""NCCL's kernels; the specialised one ends in _LL whatever protocol runs (NCCL's generate.py)."""
 
 _COLLECTIVE_NAME = {
     "all_reduce": "allreduce",

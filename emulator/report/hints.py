@@ -16,8 +16,8 @@ MOST_CAUSES = 3
 def mfu_verdict(mfu: float) -> str:
     """Judge an MFU in a word or two.
 
-    Over 40 % is excellent and over 30 % good (the seeds' targets); well below 30 %, which is read here as
-    below two thirds of it, something is broken.
+    Over 40 % is excellent and over 30 % good (rules of thumb of CS231n 2025, lecture 11); well below 30 %,
+    which is read here as below two thirds of it, something is broken.
     """
     if mfu > 0.40:
         return "excellent (over 40 %)"

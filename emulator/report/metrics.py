@@ -35,7 +35,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     """Pipeline bubble as fractions; null without a pipeline.
 
     The bubble is what remains of the makespan without the busiest rank's kernels and without the critical
-    rank's exposed communication, launch and loader time: (p-1)(F+B) for GPipe and 1F1B (FACTS.md 4.4).
+    rank's exposed communication, launch and loader time: (p-1)(F+B) for GPipe and 1F1B (arXiv 2104.04473).
     """
 
     of_step: float | None
@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of INTERFACE.md; SI units, null where a figure does not apply."""
+    """The report, as `--json` writes it; SI units, null where a figure does not apply."""
 
     job: dict[str, Any]  # JSON of a job
     outcome: Outcome

@@ -24,7 +24,7 @@ from emulator.plan.program import (
     Transfer,
     Work,
 )
-from emulator.run.cost import device_capacities, kernel_cost
+from emulator.run.cost import MICRO_SM, device_capacities, kernel_cost
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.network import Wire, collective_wire, transfer_wire
 from emulator.run.pool import ends_in_ps
@@ -187,12 +187,29 @@ class _Lowering:
             self._most(c * PER_DEVICE + SM, (c, op.stream, "hold"), meets[index][1] << LEVEL_BITS)
         return meets
 
+    def _fair_hold(self, c: int) -> int:
+        """Most that one stream of a class may hold, so that all of them together leave one SM free.
+
+        Blocks of several collectives share an SM where there are not enough for all (one has room for 2,048
+        threads). If a hold waited for another to end, as only the peer of that one can make it, or took the
+        last SM from the kernel that the peer waits for, the ranks would wait for each other.
+        """
+        slots = self.most[c * PER_DEVICE + SM]
+        held = sorted(most >> LEVEL_BITS for slot, most in slots.items() if slot[2:] == ("hold",))
+        left = self.per_device[SM] - MICRO_SM
+        for i, hold in enumerate(held):
+            share = left // (len(held) - i)
+            if hold > share:
+                return share
+            left -= hold
+        return self.per_device[SM]
+
     def _place(
         self, c: int, drafts: list[_Draft], meets: dict[int, tuple[int, int]], binding: set[int]
     ) -> dict[str, list[Planned]]:
         """The ops of one class, with demands on the resources of its device that can bind."""
         base = c * PER_DEVICE
-        holds = base + SM in binding
+        most = self._fair_hold(c) if base + SM in binding else 0
         streams: dict[str, list[Planned]] = {}
         placed: dict[int, Activity | None] = {}
         for index, stream, waits, issue, activity in drafts:
@@ -200,7 +217,7 @@ class _Lowering:
             if id(activity) not in placed:
                 placed[id(activity)] = _placed(activity, base, binding)
             streams.setdefault(stream, []).append(
-                Planned(index, waits, issue, placed[id(activity)], meeting, hold if holds else 0)
+                Planned(index, waits, issue, placed[id(activity)], meeting, min(hold, most))
             )
         return streams
 
@@ -268,7 +285,9 @@ class _Lowering:
         return self.keys[key], self._hold(wires[0]) if wires else 0
 
     def _hold(self, wire: Wire) -> int:
-        return wire.sms * 10**6 if wire.length_q else 0
+        if self.program.job.cluster.device.collective_engines:
+            return 0
+        return wire.sms * MICRO_SM if wire.length_q else 0
 
     def _meet(
         self,

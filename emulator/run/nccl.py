@@ -1,6 +1,6 @@
 """NCCL's own tuning model: latencies, protocols, channels.
 
-Constants of NCCL 2.30.7 tuning.cc and topo.h as FACTS.md 3.3 lists them, unless said otherwise. A
+Constants of NCCL 2.30.7 tuning.cc and topo.h unless said otherwise. A
 protocol is how bytes travel: LL sends a flag with every four bytes, LL128 one with every 120, Simple
 bare data behind a fence.
 """
@@ -86,7 +86,7 @@ _BY_TENSOR_WIDTH = {0: _OLDER, 1024: _VOLTA, 2048: _AMPERE, 4096: _HOPPER, 8192:
 
 CHANNELS = (24, 16)
 """Channels of a communicator in one node and over several. NCCL's logs: 24 on A100s of one node
-(NVIDIA/nccl#578), 16 over nodes ("16 coll channels"), within the 16 to 32 of FACTS.md 3.3 for H100s;
+(NVIDIA/nccl#578), 16 over nodes ("16 coll channels"), taken for H100s too;
 each is one thread block on one SM."""
 NVLS_CHANNELS = 16
 P2P_CHANNELS = (32, 2)

@@ -54,7 +54,7 @@ HBM_PER_WIRE_BYTE: dict[str, Fraction] = {
 }
 """HBM bytes on a member for each byte it sends. A copy is written when it comes and read to be sent on;
 a reduction reads its own operand besides; an all_reduce does both in turn. NCCL's maintainers say 2 to
-3 (U-081)."""
+3 (NVIDIA/nccl#1428)."""
 
 UNSENT_CHUNK = Fraction(1, 2)
 """Time of the chunk that a rank handles but does not send, over that of one it sends.

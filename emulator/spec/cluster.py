@@ -14,9 +14,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     launch_seconds: float = 6e-6
     """Host time to issue one kernel or collective from an eager framework: the 2.5 to 5 us of an asynchronous
-    CUDA launch (truth/microbench latency-04462, M) and the framework's own dispatch on top (M)."""
+    CUDA launch and the framework's own dispatch on top; both from general knowledge, unmeasured."""
     loader_bytes_per_second: float = 1e9
-    """Rate at which the loader prepares input for one GPU: one core that copies and collates tokens (M)."""
+    """Rate at which the loader prepares input for one GPU: one core that copies and collates tokens; a
+    guess that no published step comes near."""
 
     def __post_init__(self) -> None:
         """Check ranges; raises JobError."""
@@ -45,7 +46,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rail_optimised: bool = False
     """GPU i of every node of a pod hangs on leaf i, instead of all GPUs of a rack on one leaf."""
     nic_efficiency: float = 0.97
-    """Payload fraction of the NIC's line rate: ib_write_bw 193.7 of 200 Gb/s (truth/microbench p2p-04225)."""
+    """Payload fraction of the NIC's line rate: ib_write_bw 193.7 of 200 Gb/s (stas00/ml-engineering)."""
     host: Host = Host()
     source: str = ""
 
@@ -163,7 +164,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
     pods: int
     hbm_label_bytes: int
-    """The devices' labels read as GiB: 24,576 x 80 GiB = 1.875 PiB (the seeds write PB)."""
+    """The devices' labels read as GiB: 24,576 x 80 GiB = 1.875 PiB (the course notes write PB)."""
     hbm_bytes: int
     """What the drivers report."""
     fp32_units: int
@@ -185,7 +186,7 @@ def llama3_24k(nodes: int = 3072) -> Cluster:
         nodes_per_rack=2,
         racks_per_pod=192,
         pod_oversubscription=7,
-        source="arXiv 2407.21783 section 3.3.1 (FACTS 3.1): RoCE, three-layer Clos, 400 Gb/s a GPU",
+        source="arXiv 2407.21783 section 3.3.1: RoCE, three-layer Clos, 400 Gb/s a GPU",
     )
 
 
@@ -200,7 +201,7 @@ def dgx_h100(nodes: int = 4) -> Cluster:
         nodes_per_rack=4,
         racks_per_pod=8,
         rail_optimised=True,
-        source="FACTS 3.1: unit of 32 nodes, 8 x 400 Gb/s NDR; (M): rails, 4 nodes a rack",
+        source="scaling-book: unit of 32 nodes, 8 x 400 Gb/s NDR; general knowledge: rails, 4 nodes a rack",
     )
 
 
@@ -215,7 +216,7 @@ def dgx_a100(nodes: int = 4) -> Cluster:
         nodes_per_rack=4,
         racks_per_pod=5,
         rail_optimised=True,
-        source="FACTS 2: 8 x 200 Gb/s HDR (M); (M): unit of 20 nodes, rails, 4 nodes a rack",
+        source="general knowledge: 8 x 200 Gb/s HDR, unit of 20 nodes, rails, 4 nodes a rack",
     )
 
 

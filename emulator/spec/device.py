@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from emulator.spec.checks import choice, finite, hint, listed, whole
+from emulator.spec.checks import choice, finite, flag, hint, listed, whole
 from emulator.spec.errors import JobError
 from emulator.spec.units import GIB
 
@@ -54,6 +54,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """NVLink, xGMI, ICI, NeuronLink or PCIe port, one direction, all links of the device."""
     nic_bytes_per_second: float
     """Scale-out share of one device, one direction, in the vendor's reference system."""
+    collective_engines: bool = False
+    """Collectives run on engines of their own, and hold no SMs."""
     host_link_bytes_per_second: float
     """PCIe or C2C to the host, one direction: the copy engines' ceiling."""
     gemm_efficiency: dict[str, float]
@@ -63,7 +65,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scale_up_efficiency: float
     """Payload fraction of the scale-up line rate that collectives reach with the bulk protocol."""
     headline: dict[str, str] = {}
-    """What the vendor's headline or the seeds print where it differs from the figures above, by field."""
+    """What the vendor's headline or the course notes print where that differs from the above, by field."""
     year: int = 0
     """Year of launch; 0 where it does not matter."""
     source: str = ""
@@ -88,6 +90,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         finite("device.vector_clock_hz", self.vector_clock_hz)
         if self.tensor_flops_per_sm_cycle:
             finite("device.tensor_clock_hz", self.tensor_clock_hz, positive=True)
+        flag("device.collective_engines", self.collective_engines)
         for field in ("hbm_efficiency", "scale_up_efficiency"):
             _fraction(f"device.{field}", getattr(self, field))
         hbm = self.hbm_bytes_per_second * self.hbm_efficiency
@@ -135,7 +138,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def hbm_label_bytes(self) -> int:
-        """Capacity if the label's GB are read as GiB, as the seeds' cluster totals do."""
+        """Capacity if the label's GB are read as GiB, as the course notes' cluster totals do."""
         return self.hbm_label_gb * GIB
 
 

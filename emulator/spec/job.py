@@ -1,5 +1,6 @@
 """A job: what is trained, on what, cut how. If it was constructed, it can be planned."""
 
+from collections import Counter
 from typing import Literal, get_args
 
 import msgspec
@@ -38,6 +39,7 @@ __all__ = [
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
+Attention = Literal["flash2", "flash_triton"]
 
 PIPELINED = ("naive", "gpipe")
 """Schedules that run with more than one stage; with one stage every schedule is plain accumulation."""
@@ -97,6 +99,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         self._check_layout()
         self._check_batch()
         self._check_size()
+        self._check_hierarchy()
         self._check_recompute()
         self._refuse_what_is_not_built()
 
@@ -148,6 +151,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"layout.stage_layers: {terms} = {total}, but {self.model.name} has {layers} layers; "
                 f"{abs(layers - total)} {'too few' if total < layers else 'too many'}"
             )
+
+    def _check_hierarchy(self) -> None:
+        """Refuse a hierarchical algorithm where a group has more ranks on one node than on another."""
+        layout = self.layout
+        for pp in range(layout.pp if self.collective_algorithm == "hierarchical" else 0):
+            ranks = [rank_of(layout, pp=pp, dp=dp) for dp in range(layout.dp)]
+            nodes = Counter(self.cluster.node_of(rank) for rank in ranks)
+            most, least = max(nodes, key=nodes.__getitem__), min(nodes, key=nodes.__getitem__)
+            if nodes[most] != nodes[least]:
+                raise JobError(
+                    'collective_algorithm = "hierarchical" needs as many ranks of a group on each of its '
+                    f"nodes, but of the {layout.dp} dp ranks of stage {pp} node {most} has {nodes[most]} "
+                    f'and node {least} has {nodes[least]}; use "auto", "ring" or "tree"'
+                )
 
     def _check_batch(self) -> None:
         unit = self.micro_batch * self.layout.dp
@@ -231,7 +248,7 @@ def stage_layers(job: Job) -> tuple[int, ...]:
     """Layers of each (virtual) stage: as given, else even where they divide, else balanced; they sum to all.
 
     Balanced counts the embedding and the head as one layer each, so that the first and the last stage carry
-    fewer: 126 over 16 stages gives 7, fourteen times 8, 7, as Llama 3 405B was cut (FACTS.md 4.6).
+    fewer: 126 over 16 stages gives 7, fourteen times 8, 7, as Llama 3 405B was cut (arXiv 2407.21783).
     """
     layers, stages = job.model.layers, job.layout.stages
     if job.layout.stage_layers:

@@ -17,7 +17,7 @@ from emulator.spec.errors import JobError
 FlopConvention = Literal[
     "causal", "full_attention", "6nd", "causal_with_embedding", "full_attention_with_embedding"
 ]
-"""How the numerator of an MFU is counted (FACTS.md 4.1, U-087 in CASES.md).
+"""How the numerator of an MFU is counted; published tables differ in it.
 
 causal: matrix products with weights, and attention with the mask's half (Megatron today; the default here).
 full_attention: the same with attention counted as if nothing were masked (Narayanan'21, torchtitan).
@@ -158,7 +158,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def eager_hidden_copies(self) -> float:
-        """Copies of a 16-bit hidden state that one layer holds at its peak when nothing is fused (U-006).
+        """Copies of a 16-bit hidden state that one layer holds at its peak when nothing is fused.
 
         Counted from the eager Hugging Face layer: a norm keeps its input in FP32 and its normalised output
         (3), each projection its input; the MLP's gate, activated gate, up, product and, at the peak in
@@ -173,8 +173,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def forward_flops_per_token(self, seq_len: int, convention: FlopConvention = "causal") -> int:
         """Matrix-product FLOPs of a forward pass per token, a multiply-add counted as two.
 
-        FACTS.md 4.1: 2 per weight-matrix element, head included, and for attention 4 s q_width per layer in
-        full, half of it with a causal mask. Norms, activations, softmax and rotations are not counted.
+        As Megatron counts (training.py): 2 per weight-matrix element, head included, and for attention 4 s
+        q_width per layer in full, half of it with a causal mask. Norms, activations, softmax and rotations
+        are not counted.
         """
         whole("seq_len", seq_len)
         if convention == "6nd":

@@ -196,7 +196,7 @@ class Coordinates(NamedTuple):
 
 
 def coordinates(layout: Layout, rank: int) -> Coordinates:
-    """Index of a rank along every axis; `layout.order` names the fastest axis first (FACTS.md 5.6)."""
+    """Index of a rank along every axis; `layout.order` names the fastest axis first (Megatron's `order`)."""
     assert 0 <= rank < layout.world_size, f"rank {rank} of {layout.world_size}"
     at, rest = {}, rank
     for axis, degree in _digits(layout):

@@ -12,7 +12,7 @@ from emulator.spec.model import Model
 from emulator.spec.units import GB, TB
 
 DEFAULT_MFU = 0.40
-"""The seeds' threshold of an excellent run; Llama 3 405B reached 41 % on 16,384 H100s (its Table 4)."""
+"""CS231n's threshold of an excellent run; Llama 3 405B reached 41 % on 16,384 H100s (its Table 4)."""
 TOKENS_PER_PARAMETER = 20
 """Compute-optimal tokens per parameter (Hoffmann et al. 2022, arXiv 2203.15556), where a model names none."""
 SEQ_LEN = 8192
@@ -21,11 +21,11 @@ SECONDS_PER_DAY = 86_400
 
 GOOD_MFU = 0.30
 EXCELLENT_MFU = 0.40
-"""The seeds' calibration: above 30 % is good, above 40 % excellent, well below 30 % badly wrong."""
+"""CS231n 2025, lecture 11: above 30 % is good, above 40 % excellent, well below 30 % badly wrong."""
 BROKEN_MFU = 0.20
-"""Our reading of the seeds' "well below 30 %": a third below."""
+"""Our reading of "well below 30 %": a third below."""
 BEST_PUBLISHED_MFU = 0.552
-"""MegaScale, 175B on 12,288 A100s (arXiv 2402.15627; FACTS.md 2)."""
+"""MegaScale, 175B on 12,288 A100s (arXiv 2402.15627)."""
 
 Band = Literal["impossible", "beyond published", "excellent", "good", "below good", "broken"]
 
@@ -39,13 +39,13 @@ class Accounting(msgspec.Struct, frozen=True):
 
 
 ACCOUNTINGS = (
-    Accounting("16-bit", 8, "seeds' lower bound: weight 2 + gradient 2 + m 2 + v 2"),
+    Accounting("16-bit", 8, "course notes' lower bound: weight 2 + gradient 2 + m 2 + v 2"),
     Accounting(
         "fp32 shards", 16, "FSDP mixed precision: weight 4 + gradient 4 + m 4 + v 4, or ZeRO's 2 + 2 + 12"
     ),
     Accounting("fp32 master", 18, "Megatron bf16: weight 2 + gradient 4 + master 4 + m 4 + v 4"),
 )
-"""FACTS.md 4.3; the first is Equation 12.3 of the seeds."""
+"""The first is Equation 12.3 of the course notes; ZeRO: arXiv 1910.02054; Megatron: distrib_optimizer.py."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -54,7 +54,8 @@ class State(msgspec.Struct, frozen=True):
     accounting: Accounting
     bytes: int
     device_bytes: int
-    """Capacity that it is divided by: label gigabytes of 1e9 for the seeds' accounting, else the driver's."""
+    """Capacity that it is divided by: label gigabytes of 1e9 for the course notes' accounting, else the
+    driver's."""
     devices: float
     """State / capacity: how many devices' worth of memory."""
     largest_model: float
@@ -178,10 +179,6 @@ def estimate(
     peak = device.peak(precision)
     rate = _rate(device, precision, tflops, mfu, assumptions)
     flops = 6.0 * model.parameters * tokens
-    if not math.isfinite(flops):
-        raise JobError(
-            f"tokens = {tokens:g}: 6 x {model.parameters:,} x tokens is more than a number can hold"
-        )
     band, verdict = judge(rate / peak)
     return Estimate(
         model=model.name,
@@ -261,7 +258,7 @@ def _rate(
         return tflops * 1e12
     if mfu is None:
         mfu = DEFAULT_MFU
-        assumptions.append(f"--mfu {mfu:g}: the upper of the seeds' two thresholds")
+        assumptions.append(f"--mfu {mfu:g}: over it a run is excellent, by CS231n's rule")
     finite("mfu", mfu, positive=True)
     if mfu > 1:
         aside = f"; for {mfu:g} % write {mfu / 100:g}" if mfu <= 100 else ""
@@ -270,9 +267,9 @@ def _rate(
 
 
 def _state(model: Model, device: Device, accounting: Accounting) -> State:
-    """Divide the state by the label's GB (1e9) in the seeds' accounting, else by the driver's bytes."""
-    seeds = accounting is ACCOUNTINGS[0]
-    capacity = device.hbm_label_gb * GB if seeds and device.hbm_label_gb else device.hbm_bytes
+    """Divide the state by the label's GB (1e9) in the notes' accounting, else by the driver's bytes."""
+    by_label = accounting is ACCOUNTINGS[0]
+    capacity = device.hbm_label_gb * GB if by_label and device.hbm_label_gb else device.hbm_bytes
     size = accounting.bytes_per_parameter * model.parameters
     return State(
         accounting=accounting,
