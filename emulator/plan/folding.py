@@ -1,19 +1,19 @@
 """Folding: ranks that do the same at the same instants become one class, played once.
 
-The classes are an equitable partition, found by colour refinement of a graph of ranks, groups, directed edges of
-point-to-point transfers, and the links that can bind. Everything begins with a colour of what is known of it
-alone: a rank's template, the shape of a group's algorithm, a link's capacity. In each
-round it takes on the colours of its neighbours, counted and not ordered (the order inside a ring must not leak),
-until no class splits any more:
+The classes are an equitable partition, found by colour refinement of a graph of ranks, groups, directed edges
+of point-to-point transfers, and the links that can bind. Each begins with a colour of what is known of it
+alone: a rank's template, the shape of a group's algorithm, a link's capacity. In each round it takes on the
+colours of its neighbours, counted and not ordered (the order inside a ring must not leak), until no class
+splits any more:
 
     group   the colours of its members, and of the links it loads with what it puts on each
     edge    its two ends, and the links of its route
     link    the groups and edges that load it, with what they load it with
     rank    its groups and edges, each with the name it has for them
 
-Two members of a class then meet, in every round of the future, the same crowd on the same links, so the unique
-max-min levels are equal and a representative speaks for all. Links that can never bind are left out: all NICs
-beneath a leaf or a pod that the job uses stay within what its uplink carries.
+Two members of a class then meet, in every round of the future, the same crowd on the same links, so the
+unique max-min levels are equal and one member speaks for all. Links that can never bind are left out: the
+NICs of the job beneath a leaf or a pod stay, all together, within what its uplink carries.
 """
 
 from __future__ import annotations

@@ -160,11 +160,11 @@ class Program(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
     """All groups of the job, whatever is folded."""
     seats: tuple[RankClass, ...] = ()
-    """Folded: for each rank the class it would be alone; its own groups and peers. Empty: `classes` is that."""
+    """Folded: for each rank the class it would be alone, with its groups and peers. Empty: see `classes`."""
     group_class: tuple[int, ...] = ()
     """Folded: for each group the first of its class, which stands for it. Empty: each for itself."""
     link_class: dict[int, int] = {}
-    """Folded: for each link that may bind the first of its class. A link that is not here stands for itself."""
+    """Folded: for each link that may bind the first of its class. Empty: each for itself."""
 
     def seat(self, rank: int) -> RankClass:
         """What this rank alone is bound to; IndexError for a rank that the program lacks."""

@@ -297,7 +297,7 @@ class _Lowering:
         slot: tuple[object, ...],
         activity: Activity | None = None,
     ) -> int:
-        """Note a meeting of rank classes. `wires` are those of all its class's members, the first stands for them.
+        """Note a meeting of rank classes; `wires` are those of all members of its class, the first for all.
 
         What a class puts on a link is the sum over its members of what they put on the link that stands for
         its class; how fast it is alone is what its first member would be.
