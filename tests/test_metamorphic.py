@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from random_jobs import random_job
 
 from emulator.plan import plan
 from emulator.plan.collectives import ALGORITHMS
+from emulator.plan.program import CollectiveKind
 from emulator.run import run
 from emulator.run.nccl import P2P_LL_BYTES
 from emulator.run.network import alone_ps, collective_wire, transfer_wire
 from emulator.spec.cluster import Cluster
 from emulator.spec.device import DEVICES
 from emulator.spec.fabric import Fabric
-from emulator.spec.job import Job
+from emulator.spec.job import Algorithm, Job
 
 JOBS = range(100, 140)
 """Seeds of the jobs that are compared: any will do, and the slow test takes many more."""
@@ -36,39 +36,37 @@ FABRICS = [
         7,
     ),
 ]
-EDGES = st.tuples(st.integers(1, 33), st.integers(-1, 1)).map(lambda edge: 2 ** edge[0] + edge[1])
-SIZES = st.one_of(
-    st.tuples(EDGES, st.integers(0, 1).map(lambda more: 2**more)).map(lambda pair: (pair[0], sum(pair))),
-    st.tuples(st.integers(1, 2**33), st.integers(1, 2**33)).map(lambda pair: (min(pair), max(pair))),
-)
-"""Two sizes, the smaller first: next to each other at a power of two, or anywhere."""
+SIZES = sorted({2**power + more for power in range(1, 34) for more in (-1, 0, 1, 2 ** (power - 1))})
+"""Both sides of every power of two, where tables and thresholds step, and one size between."""
+
+
+def _never_falls(times: list[int]) -> bool:
+    return all(0 < few <= many for few, many in itertools.pairwise(times))
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "tree"])
 @pytest.mark.parametrize("kind", [kind for kind in ALGORITHMS if kind != "all_to_all"])
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_more_bytes_never_arrive_sooner(kind: str, algorithm: str, data: st.DataObject) -> None:
-    cluster, ranks = data.draw(st.sampled_from(FABRICS))
-    fabric = Fabric(cluster)
-    few, many = data.draw(SIZES)
-
-    def time(size: int) -> int:
-        wire = collective_wire(kind, range(ranks), size, algorithm, fabric)  # type: ignore[arg-type]
-        return alone_ps(wire, fabric.capacity)
-
-    assert 0 < time(few) <= time(many)
+def test_more_bytes_never_arrive_sooner(kind: CollectiveKind, algorithm: Algorithm) -> None:
+    for cluster, ranks in FABRICS:
+        fabric = Fabric(cluster)
+        wires = [collective_wire(kind, range(ranks), size, algorithm, fabric) for size in SIZES]
+        assert _never_falls([alone_ps(wire, fabric.capacity) for wire in wires])
 
 
-@given(SIZES, st.sampled_from(FABRICS))
-def test_more_bytes_of_a_transfer_never_arrive_sooner(
-    sizes: tuple[int, int], where: tuple[Cluster, int]
-) -> None:
-    """But for NCCL's fixed threshold, past which a message no longer takes LL's twofold bytes."""
-    fabric = Fabric(where[0])
-    few, many = (alone_ps(transfer_wire(0, where[1] - 1, size, fabric), fabric.capacity) for size in sizes)
-    if not sizes[0] <= P2P_LL_BYTES < sizes[1]:
-        assert 0 < few <= many
+@pytest.mark.parametrize("kind", ["transfer", "all_to_all"])
+def test_only_the_end_of_ll_may_make_more_bytes_arrive_sooner(kind: str) -> None:
+    """Past NCCL's fixed threshold a message no longer takes LL's twofold bytes; slow links feel it."""
+    for cluster, ranks in FABRICS:
+        fabric = Fabric(cluster)
+        last = P2P_LL_BYTES * (ranks if kind == "all_to_all" else 1)
+        for sizes in ([s for s in SIZES if s <= last], [s for s in SIZES if s > last]):
+            wires = [
+                transfer_wire(0, ranks - 1, size, fabric)
+                if kind == "transfer"
+                else collective_wire("all_to_all", range(ranks), size, "auto", fabric)
+                for size in sizes
+            ]
+            assert _never_falls([alone_ps(wire, fabric.capacity) for wire in wires])
 
 
 def _jobs(seeds: range) -> Iterator[Job]:
