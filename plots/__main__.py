@@ -16,6 +16,7 @@ NAMES = (
     "fsdp_steady_state",
     "gpipe",
     "bubble",
+    "accuracy",
 )
 
 

@@ -1,9 +1,8 @@
 """Data parallelism across three devices, as an emulated step (figure 12.3).
 
 One should see three ranks do the same: each runs forward and backward on its own sequence without a word
-to the others, all meet in one all_reduce of the gradients, and each applies the same update. The tensor
-cores idle during the all_reduce and the network idles everywhere else, which is what overlap repairs
-(`ddp_overlap`).
+to the others, all meet in one all_reduce of the gradients, and each applies the same update. Compute and
+network are never at work together, which is what overlap repairs (`ddp_overlap`).
 
 The job is four layers of Llama 2 7B on three H100s of one server; every length is the emulator's.
 """

@@ -1,14 +1,14 @@
 """Llama 3 8B, read from its Hugging Face config.json, on 64 H100s with FSDP: the job of `make run`.
 
 Expect an MFU between 40 and 60 % (causal attention counted half). Each GPU trains one sequence of 8,192
-tokens at 51.5 GFLOP a token, 422 TFLOP; matrix products that reach 0.803 of 989 TFLOP/s would need 0.53 s,
-an MFU of 80 %, and attention (which reaches less), norms, activations and the loss take the rest.
+tokens at 51.5 GFLOP a token, 422 TFLOP; matrix products that hold 0.728 of 989 TFLOP/s would need 0.59 s,
+an MFU of 73 %, and attention (which reaches less), norms, activations and the loss take the rest.
 torchtitan reports 33 to 39 % on a slower part (500 W, 2.4 TB/s) with its activations partly recomputed.
 
 Communication hides: FSDP moves 63/64 (2 x 8.030e9 + 2 x 7.505e9 + 4 x 8.030e9) = 62.2 GB a GPU (weights
 twice in bf16, the last unit once; gradients once in FP32). A ring through all servers runs at what NVLink
 delivers, 450 GB/s x 0.824, since the eight NICs of a server together carry a little more: 168 ms at best,
-less than a third of the 0.53 s. Exposed are only the first unshards and the last reduction, of the
+less than a third of the 0.59 s. Exposed are only the first unshards and the last reduction, of the
 embedding, 2.1 GB in FP32: some 10 ms, less than 3 % of the step.
 
 Memory fits without recompute: 16 bytes of state a parameter over 64 ranks are 2 GB a GPU, and activations

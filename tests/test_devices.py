@@ -175,6 +175,7 @@ def test_unknown_precisions_and_names_say_what_there_is():
         ({"peak_flops": {}}, "device.peak_flops is empty"),
         ({"peak_flops": {"int8": 1e12}}, 'device.peak_flops = "int8" must be fp32'),
         ({"gemm_efficiency": {"fp4": 0.5}}, 'device.gemm_efficiency = "fp4" must be fp32'),
+        ({"gemm_sustained": {"bf16": 72.8}}, "device.gemm_sustained.bf16 = 72.8 must be a fraction"),
         ({"scale_up_bytes_per_second": float("nan")}, "device.scale_up_bytes_per_second = nan"),
     ],
 )

@@ -113,6 +113,7 @@ WRONG = [
         {"precision": "fp16", "cluster": Cluster(device=DEVICES["k40"], nodes=8)},
         "k40 has no units for it; it has fp32",
     ),
+    Case({"attention": "flash1"}, 'attention = "flash1" must be flash2 or flash_triton'),
     Case({"recompute": "fulll"}, "did you mean full?"),
     Case({"recompute": {"each": 2}}, "recompute = {each = 2} must be none"),
     Case({"recompute": {"every": 0}}, "recompute.every = 0 must be at least 1"),
@@ -180,6 +181,10 @@ def test_wrong_comes_before_not_built() -> None:
         (lambda: Layout(sequence_parallel=1), "must be true or false"),  # type: ignore[arg-type]
         (lambda: Pipeline("1b1f"), "must be naive, gpipe, 1f1b"),
         (lambda: DataParallel(sharding="fdsp"), "did you mean fsdp?"),  # type: ignore[arg-type]
+        (
+            lambda: DataParallel(backward_prefetch="late"),  # type: ignore[arg-type]
+            'data_parallel.backward_prefetch = "late" must be pre or post',
+        ),
         (lambda: DataParallel(prefetch=-1), "data_parallel.prefetch = -1 must be at least 0"),
         (lambda: DataParallel(prefetch=2), "data_parallel.prefetch = 2 needs limit_all_gathers = false"),
         (lambda: DataParallel(bucket_bytes=0), "data_parallel.bucket_bytes = 0 must be at least 1"),

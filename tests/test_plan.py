@@ -109,6 +109,7 @@ def jobs(draw: st.DrawFn) -> Job:
             "keep_last_layer": draw(st.booleans()),
             "limit_all_gathers": limited,
             "prefetch": draw(st.integers(0, 1 if limited else 3)),
+            "backward_prefetch": draw(st.sampled_from(["pre", "post"])),
         }
     worlds = [
         None,
@@ -434,6 +435,20 @@ def test_a_gather_waits_for_the_unit_before_its_prefetch(prefetch: int, limited:
     ended = before(template, "l4.unshard.F.mb0")
     assert f"l{3 - prefetch}.add2.F.mb0" in ended
     assert f"l{4 - prefetch}.add2.F.mb0" not in ended
+
+
+def test_backward_prefetch_post_gathers_after_the_reduction_and_only_in_backward() -> None:
+    """Of l2 while l3 computes (pre), or once the gradients of l3 have been reduced (post)."""
+    (pre,) = plan(job(dp=4, m=2)).templates
+    (post,) = plan(job(dp=4, m=2, backward_prefetch="post")).templates
+    for microbatch in ("mb0", "mb1"):
+        assert f"l3.reduce.{microbatch}" in before(post, f"l2.unshard.B.{microbatch}")
+        assert f"l3.norm1.B.{microbatch}" not in before(pre, f"l2.unshard.B.{microbatch}")
+        forward = f"l2.unshard.F.{microbatch}"
+        assert {n for n in before(pre, forward) if "norm" in n} == {
+            n for n in before(post, forward) if "norm" in n
+        }
+    assert peaks(post)["buffers"] <= peaks(pre)["buffers"]
 
 
 def test_unsharded_memory_does_not_grow_with_depth() -> None:

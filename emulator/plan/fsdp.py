@@ -8,6 +8,8 @@ What follows FSDP2 (torch 2.14, torch.distributed.fsdp.fully_shard):
 
 * An all_gather may begin when the visit 1 + prefetch before its own has ended: with the limit of two, one
   unit computes and one is on its way. In backward that is the unshard of l-1 beside the compute of l.
+* With backward_prefetch = "post" a gather of backward is issued after the reduction of the visit before, and
+  follows it: one process group runs its collectives in order (FSDP's BACKWARD_POST, torch 1.12 and later).
 * The gather's input is copied into place (and cast) on a stream of its own, its output is copied out to the
   tensors on the compute stream. The reduction's input is copied in on the compute stream, which first waits
   for the reduction before, so that at most two inputs live at once.
@@ -61,6 +63,7 @@ class Sharded:
         self.depth = (
             min(self.options.prefetch, 1) if self.options.limit_all_gathers else self.options.prefetch
         )
+        self.after_reduction = self.options.backward_prefetch == "post"
         self.held = [self._held(u) for u in range(len(units))]
         self._state()
         self.gathers, self.releases = self._residency()
@@ -115,7 +118,7 @@ class Sharded:
 
     def enter(self, index: int) -> Entry:
         """Issue the gathers up to the prefetch depth ahead; copy this visit's out."""
-        while self.issued < len(self.gathers) and self.issued <= index + self.depth:
+        while self.issued < len(self.gathers) and self.issued <= index + self._ahead(self.issued):
             if self.gathers[self.issued]:
                 if self._still_used(self.issued):
                     break
@@ -132,6 +135,10 @@ class Sharded:
                 self.unsharded[visit.unit] = output
         unsharded = self.unsharded[visit.unit]
         return Entry(waits, (unsharded,) if unsharded >= 0 else ())
+
+    def _ahead(self, index: int) -> int:
+        """Visits by which the gather for this one is issued early."""
+        return self.depth if self.plan.visits[index].forward or not self.after_reduction else 0
 
     def _still_used(self, ahead: int) -> bool:
         """Whether an earlier visit, not yet written, has yet to reshard the unit that this one gathers."""
@@ -152,8 +159,10 @@ class Sharded:
         what = "gathered" if self._copies_out else "unsharded"
         output = -1 if in_place else draft.buffer(f"{unit.name}.{what}.{way}.{suffix}", "buffers", size)
         touches = (output,) if output >= 0 else ()
-        before = max(index - 1 - self.depth, self._last_use(index))
+        before = max(index - 1 - self._ahead(index), self._last_use(index))
         waits = (self.ended[before],) if before >= 0 else ()
+        if self.after_reduction and not visit.forward:
+            waits = (*waits, *self.sent[-1:])
         if self.plan.kernels and self.held[visit.unit] and not in_place:
             copy = copy_kernel(self.held[visit.unit], FULL, self.stored)
             copied = draft.op(

@@ -21,6 +21,12 @@ BACKWARD_FROM = 1.75
 """Backward has 2.5 times the FLOP of forward; halfway between the two tells them apart."""
 
 
+SPEED = {"flash2": (1.0, 1.0), "flash_triton": (1 / 1.4, 1 / 2)}
+"""Speed of forward and of backward over FlashAttention-2's. That one is 1.3 to 1.5 times as fast forward and
+about twice as fast backward as FlashAttention in Triton, on A100 (arXiv 2307.08691, section 4.1); Hopper is
+taken to be alike."""
+
+
 def head_dim_fraction(head_dim: int, table: dict[int, float]) -> float:
     """Fraction of peak for a head dimension: a line between measured ones, padding counted as loss."""
     padded = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
@@ -32,16 +38,18 @@ def head_dim_fraction(head_dim: int, table: dict[int, float]) -> float:
     return (table[low] + weight * (table[high] - table[low])) * head_dim / padded
 
 
-def attention_seconds(shape: tuple[int, ...], flops: int, peak: float, device: Device) -> tuple[float, int]:
+def attention_seconds(
+    shape: tuple[int, ...], flops: int, peak: float, device: Device, kernels: str = "flash2"
+) -> tuple[float, int]:
     """Seconds of a flash attention kernel without its ramp and without HBM, and the SMs that it keeps busy.
 
-    `shape` is (batch, heads, kv_heads, seq_q, seq_k, head_dim, causal).
+    `shape` is (batch, heads, kv_heads, seq_q, seq_k, head_dim, causal); `kernels` one of SPEED.
     """
     batch, heads, _, seq_q, seq_k, head_dim, causal = shape
     model = generation(device)
     forward = 4 * batch * heads * seq_q * seq_k * head_dim * (0.5 if causal else 1.0)
     backward = flops > BACKWARD_FROM * forward
-    rate = peak * head_dim_fraction(head_dim, model.attention)
+    rate = peak * head_dim_fraction(head_dim, model.attention) * SPEED[kernels][backward]
     if causal:
         rate *= model.attention_causal
     if backward:

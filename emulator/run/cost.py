@@ -92,26 +92,28 @@ def _unit_peak(kernel: Kernel, device: Device) -> tuple[bool, float]:
     return False, device.vector_flops
 
 
-def _compute(kernel: Kernel, device: Device, peak: float) -> tuple[float, int, int]:
+def _compute(kernel: Kernel, device: Device, peak: float, attention: str) -> tuple[float, int, int]:
     """Seconds of the body without HBM, the SMs that it keeps busy in them, and the ramp in picoseconds."""
     if kernel.kind == "gemm":
         seconds, busy = gemm_seconds(kernel.shape, kernel.flops, kernel.precision, peak, device)
         return seconds, busy, generation(device).ramp_ps
     if kernel.kind == "attention":
-        seconds, busy = attention_seconds(kernel.shape, kernel.flops, peak, device)
+        seconds, busy = attention_seconds(kernel.shape, kernel.flops, peak, device, attention)
         return seconds, busy, generation(device).ramp_ps
     return kernel.flops / (peak * FMA_SHARE), device.sms, MEMORY_RAMP_PS
 
 
-def kernel_cost(kernel: Kernel, device: Device) -> KernelCost:
+def kernel_cost(kernel: Kernel, device: Device, attention: str = "flash2") -> KernelCost:
     """Length and demands of a kernel alone on a device, in integers; every demand is within its capacity.
+
+    `attention` names the attention kernels of the job.
 
     Raises JobError for a precision that the device has no units for. A few tens of microseconds a call; equal
     kernels on equal devices have equal costs, so callers keep one for each distinct pair.
     """
     capacity = device_capacities(device)
     on_tensor, peak = _unit_peak(kernel, device)
-    compute, busy, ramp_ps = _compute(kernel, device, peak)
+    compute, busy, ramp_ps = _compute(kernel, device, peak, attention)
     memory = kernel.hbm_bytes / capacity.hbm
     body = max(compute, memory)
     body_ps = max(1, math.ceil(body * PS_PER_SECOND))

@@ -11,7 +11,7 @@ power limit is a limit on the average: a product never takes less than FLOP / (s
 idle SMs in the last wave cost nothing while that binds (so quantisation does not show in large products).
 """
 
-from emulator.run.generation import Generation, generation, sustained
+from emulator.run.generation import Generation, best, generation, sustained
 from emulator.spec.device import Device
 from emulator.spec.units import BYTES_PER_ELEMENT
 
@@ -57,10 +57,10 @@ def tiled_seconds(
     batch, m, n, k = shape
     element = BYTES_PER_ELEMENT.get(precision, 1)
     k_tile, fill = K_TILE_BYTES // element, model.fill_bytes / element
-    speed = peak / device.sms * min(1.0, model.burst * sustained(device, precision))
+    speed = peak / device.sms * min(1.0, model.burst * best(device, precision))
     # float32 partial sums: 4 bytes out and 4 back for every element of C and every cut.
     partial_seconds = 8 * batch * m * n / (device.hbm_bytes_per_second * device.hbm_efficiency)
-    best, busy = float("inf"), device.sms
+    fastest, busy = float("inf"), device.sms
     for tile in model.tiles:
         rows, columns = tile
         tiles = batch * _ceil(m, rows) * _ceil(n, columns)
@@ -70,9 +70,9 @@ def tiled_seconds(
             seconds = _ceil(tiles * splits, device.sms) * step * (depth + fill)
             if splits > 1:
                 seconds += splits * partial_seconds
-            if seconds < best:
-                best, busy = seconds, min(device.sms, tiles * splits)
-    return best, busy
+            if seconds < fastest:
+                fastest, busy = seconds, min(device.sms, tiles * splits)
+    return fastest, busy
 
 
 def gemm_seconds(

@@ -19,7 +19,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     tiles: tuple[tuple[int, int], ...]
     """Output tiles (rows, columns) that the vendor's library chooses from."""
     burst: float
-    """Speed of the main loop over the sustained cap, before the power limit averages over idle SMs."""
+    """Speed of the main loop over the best product's, which pays for prologue and epilogue too."""
     feed: float
     """Share of a 128 x 256 tile's time that scales with its operand bytes (tm + tn), not with its FLOP
     (tm tn): 1 is bound by the operand feed, 0 by arithmetic."""
@@ -80,7 +80,12 @@ def generation(device: Device) -> Generation:
 
 
 def sustained(device: Device, precision: str) -> float:
-    """Fraction of the dense peak that a long run of matrix products reaches in a precision.
+    """Fraction of the dense peak that matrix products of random numbers hold at the power limit."""
+    return min(best(device, precision), device.gemm_sustained.get(precision, 1.0))
+
+
+def best(device: Device, precision: str) -> float:
+    """Fraction of the dense peak that the best matrix product reaches in a precision, in a short run.
 
     A precision without its own figure takes the one of bf16, fp16 or fp32, whichever comes first: the power
     limit behind it does not ask for the format. Raises JobError where the device has none of them.

@@ -232,7 +232,7 @@ class _Lowering:
         if isinstance(work, Fixed):
             demands, duration = (), work.duration_ps
         elif isinstance(work, Kernel):
-            cost = kernel_cost(work, device)
+            cost = kernel_cost(work, device, self.program.job.attention)
             demands = ((SM, cost.sm), (TENSOR, cost.tensor), (VECTOR, cost.vector), (HBM, cost.hbm))
             duration = cost.duration_ps
         elif isinstance(work, HostCopy):

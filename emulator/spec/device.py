@@ -59,7 +59,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_link_bytes_per_second: float
     """PCIe or C2C to the host, one direction: the copy engines' ceiling."""
     gemm_efficiency: dict[str, float]
-    """Largest fraction of the dense peak that a long run of big matrix products reaches, by precision."""
+    """Fraction of the dense peak that the best matrix product reaches in a short run, by precision."""
+    gemm_sustained: dict[str, float] = {}
+    """Fraction that big matrix products of random numbers hold at the power limit, run after run; where it is
+    not known, gemm_efficiency."""
     hbm_efficiency: float
     """Achieved fraction of the HBM bandwidth in a copy or triad."""
     scale_up_efficiency: float
@@ -105,9 +108,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             choice("device.peak_flops", precision, PRECISIONS)
             finite(f"device.peak_flops.{precision}", peak, positive=True)
             self._check_dense(precision, peak)
-        for precision, efficiency in self.gemm_efficiency.items():
-            choice("device.gemm_efficiency", precision, tuple(self.peak_flops))
-            _fraction(f"device.gemm_efficiency.{precision}", efficiency)
+        for field in ("gemm_efficiency", "gemm_sustained"):
+            for precision, efficiency in getattr(self, field).items():
+                choice(f"device.{field}", precision, tuple(self.peak_flops))
+                _fraction(f"device.{field}.{precision}", efficiency)
 
     def _check_dense(self, precision: str, peak: float) -> None:
         """Refuse a peak above what the units do in a cycle: most often a headline that counts sparsity."""

@@ -77,6 +77,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     micro_batch: int = 1
     """Sequences."""
     precision: Precision = "bf16"
+    attention: Attention = "flash2"
+    """Attention kernels: FlashAttention-2, or the first FlashAttention as written in Triton."""
     recompute: str | dict[str, int] = "none"
     """none, selective, full, {every = K} layers or {checkpoints = C} a stage."""
     steps: int = 1
@@ -115,6 +117,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         whole("seed", self.seed, least=0)
         flag("contention", self.contention)
         choice("precision", self.precision, get_args(Precision))
+        choice("attention", self.attention, get_args(Attention))
         choice("collective_algorithm", self.collective_algorithm, get_args(Algorithm))
         rows = self.model.learned_positions
         if rows and self.seq_len > rows:

@@ -114,6 +114,9 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     first_bucket_bytes: int = 1_048_576
     prefetch: int = 1
     """fsdp: units unsharded ahead of the one that computes."""
+    backward_prefetch: Literal["pre", "post"] = "pre"
+    """fsdp: in backward the next unit is unsharded while the one before it computes (FSDP's BACKWARD_PRE) or
+    after that one's reduction (BACKWARD_POST)."""
     limit_all_gathers: bool = True
     """fsdp: at most two unsharded-but-unused or in-use units at once."""
     ownership: Literal["tensor", "layer"] = "tensor"
@@ -126,6 +129,7 @@ class DataParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         choice("data_parallel.sharding", self.sharding, get_args(Sharding))
         choice("data_parallel.ownership", self.ownership, ("tensor", "layer"))
+        choice("data_parallel.backward_prefetch", self.backward_prefetch, ("pre", "post"))
         choice("data_parallel.reduce_precision", self.reduce_precision, ("auto", "fp32", "bf16", "fp16"))
         for name in (
             "reshard_after_forward",
