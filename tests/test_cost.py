@@ -9,6 +9,7 @@ import itertools
 import statistics
 import timeit
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from emulator.run.gemm import tile_rate, tiled_seconds
 from emulator.run.generation import AMPERE, BLACKWELL, HOPPER, Generation, generation
 from emulator.spec.device import DEVICES, Device, device
 from emulator.spec.errors import JobError
+from emulator.spec.job import Attention
 from emulator.spec.units import BYTES_PER_ELEMENT
 
 DATA = Path(__file__).parent / "data"
@@ -363,6 +365,7 @@ def test_causal_attention_is_slower_per_flop_and_less_so_with_length() -> None:
 
 def test_the_first_flash_attention_in_triton_is_slower_by_what_its_successor_published() -> None:
     """FlashAttention-2 is 1.3 to 1.5 times as fast forward, and twice backward (arXiv 2307.08691, 4.1)."""
+    assert set(SPEED) == set(get_args(Attention))
     for backward, slower in ((False, 1.4), (True, 2.0)):
         kernel = attention(4096, 128, backward=backward)
         new, old = (kernel_cost(kernel, A100, name).duration_ps - AMPERE.ramp_ps for name in SPEED)
