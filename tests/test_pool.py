@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
-from emulator.run.pool import SLACK, Activity, Clock, Pool
+from emulator.run.pool import SLACK, Activity, Clock, Pool, Running
 from emulator.spec.units import PS_PER_SECOND
 
 G = 10**9
@@ -39,7 +39,7 @@ def play(capacities: Sequence[int], flows: Sequence[Flow], weight: int = G) -> t
         yield env.timeout(round(at * PS_PER_SECOND))
         demands = tuple((link, weight) for link in links)
         length = -(-size * PS_PER_SECOND * FULL // weight)
-        yield pool.start(demands, length, pool.alone(demands))
+        yield pool.start(Activity(demands, length, pool.alone(demands)))
         ends[i] = env.now / PS_PER_SECOND
 
     for i, (links, size, at) in enumerate(flows):
@@ -124,7 +124,7 @@ def test_a_hold_slows_a_kernel_by_the_units_left() -> None:
     pool = Pool(env, [132_000_000])
     duration = 112 * 10**6
     assert pool.hold(0, 20_000_000) is None
-    done = pool.start(((0, 132_000_000),), duration << LEVEL_BITS, FULL)
+    done = pool.start(Activity(((0, 132_000_000),), duration << LEVEL_BITS, FULL))
     env.run(until=done)
     assert env.now == 132 * 10**6
 
@@ -145,8 +145,8 @@ def test_a_hold_that_does_not_fit_waits_its_turn() -> None:
 def test_latency_passes_before_resources_are_touched() -> None:
     env = Clock()
     pool = Pool(env, [G])
-    late = pool.start(((0, G),), 10 << LEVEL_BITS, FULL, delay_ps=5)
-    early = pool.start(((0, G),), 5 << LEVEL_BITS, FULL)
+    late = pool.start(Activity(((0, G),), 10 << LEVEL_BITS, FULL, delay_ps=5))
+    early = pool.start(Activity(((0, G),), 5 << LEVEL_BITS, FULL))
     ends = {}
     for name, event in (("late", late), ("early", early)):
         event.callbacks.append(lambda _, name=name: ends.setdefault(name, env.now))
@@ -158,13 +158,13 @@ def test_timers_do_not_pile_up() -> None:
     """Each of a thousand interruptions of a long activity leaves at most one timer beside the live one."""
     env = Clock()
     pool = Pool(env, [G])
-    pool.start(((0, G),), 10**9 << LEVEL_BITS, FULL)
+    pool.start(Activity(((0, G),), 10**9 << LEVEL_BITS, FULL))
     longest = 0
 
     def short() -> simpy.events.ProcessGenerator:
         nonlocal longest
         for _ in range(1000):
-            yield pool.start(((0, G),), 10 << LEVEL_BITS, FULL)
+            yield pool.start(Activity(((0, G),), 10 << LEVEL_BITS, FULL))
             longest = max(longest, len(env._queue))
 
     env.process(short())
@@ -191,9 +191,9 @@ def worlds(draw: st.DrawFn) -> World:
     return capacities, draw(st.lists(activity, min_size=1, max_size=9))
 
 
-def exact_levels(active: list[Activity], capacities: Sequence[int]) -> dict[Activity, Fraction]:
+def exact_levels(active: list[Running], capacities: Sequence[int]) -> dict[Running, Fraction]:
     """Progressive filling in rationals, written plainly: an independent answer."""
-    level: dict[Activity, Fraction] = {}
+    level: dict[Running, Fraction] = {}
     left = [Fraction(c) for c in capacities]
     while len(level) < len(active):
         rising = [a for a in active if a not in level]
@@ -224,19 +224,19 @@ def test_levels_are_max_min_fair_at_every_change(
     """
     capacities, activities = world
     env = Clock()
-    log: list[tuple[int, Activity, int]] = []
+    log: list[tuple[int, Running, int]] = []
     pool = Pool(env, capacities, audit=lambda *entry: log.append(entry))
 
     def one(demands: Demands, length: int, at: int, delay: int) -> simpy.events.ProcessGenerator:
         yield env.timeout(at)
-        yield pool.start(demands, length << LEVEL_BITS, pool.alone(demands, 2 * FULL), delay)
+        yield pool.start(Activity(demands, length << LEVEL_BITS, pool.alone(demands, 2 * FULL), delay))
 
     for activity in activities:
         env.process(one(*activity))
     env.run()
     times = sorted({now for now, _, _ in log})
-    current: dict[Activity, int] = {}
-    work: dict[Activity, int] = {}
+    current: dict[Running, int] = {}
+    work: dict[Running, int] = {}
     before = 0
     for now in times:
         for running, level in current.items():
@@ -247,7 +247,7 @@ def test_levels_are_max_min_fair_at_every_change(
                 current[changed] = level
                 if not level:
                     del current[changed]
-                    assert -SLACK <= work[changed] - changed.length < 2 * FULL
+                    assert -SLACK <= work[changed] - changed.activity.length < 2 * FULL
         expected = exact_levels(list(current), capacities)
         for running, level in current.items():
             assert abs(level - expected[running] * FULL) <= 64 * len(activities), "rounding only"
@@ -265,9 +265,11 @@ def test_the_solver_does_not_care_for_order(world: World, random: Random) -> Non
     capacities, activities = world
     env = Clock()
     pool = Pool(env, capacities)
-    claims = [Activity(d, 1, pool.alone(d), simpy.Event(env), i) for i, (d, *_) in enumerate(activities)]
+    claims = [
+        Running(Activity(d, 1, pool.alone(d)), simpy.Event(env), i) for i, (d, *_) in enumerate(activities)
+    ]
 
-    def levels(order: list[Activity], names: list[int]) -> list[int]:
+    def levels(order: list[Running], names: list[int]) -> list[int]:
         users = {r: {a: dict(a.demands)[r] for a in order if r in dict(a.demands)} for r in names}
         users = {r: there for r, there in users.items() if there}
         solved = solve(users, {r: capacities[r] << LEVEL_BITS for r in users})

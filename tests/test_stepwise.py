@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from emulator.plan.collectives import pattern
 from emulator.run.maxmin import FULL
 from emulator.run.network import Ideal, collective_wire, transfer_wire
-from emulator.run.pool import SLACK, Activity, Clock, Pool
+from emulator.run.pool import SLACK, Activity, Clock, Pool, Running
 from emulator.run.stepwise import RingKind, play_ring
 from emulator.spec.cluster import Cluster
 from emulator.spec.device import device
@@ -38,10 +38,10 @@ class Meter:
 
     def __init__(self) -> None:
         self.carried: dict[int, int] = {}
-        self.state: dict[Activity, tuple[int, int]] = {}
+        self.state: dict[Running, tuple[int, int]] = {}
         self.ignored: set[tuple[tuple[int, int], ...]] = set()
 
-    def __call__(self, now: int, activity: Activity, level: int) -> None:
+    def __call__(self, now: int, activity: Running, level: int) -> None:
         """Note a new level; what the old one has carried is added up."""
         since, before = self.state.get(activity, (now, 0))
         if activity.demands not in self.ignored:
@@ -72,12 +72,13 @@ def play(
         # A hair apart in demand, so that the meter can tell them from the collective's own.
         demands = tuple((link, demand - 1) for link, demand in flow.demands)
         meter.ignored.add(demands)
-        pool.start(demands, flow.length_q, pool.alone(demands))
+        pool.start(Activity(demands, flow.length_q, pool.alone(demands)))
     if stepwise:
         end = play_ring(pool, kind, range(n), size, fabric, alpha_ps=alpha_ps)
     else:
         wire = collective_wire(kind, range(n), size, "ring", fabric, protocol=Ideal(alpha_ps))
-        end = pool.start(wire.demands, wire.length_q, pool.alone(wire.demands, wire.bound_q), wire.alpha_ps)
+        bound = pool.alone(wire.demands, wire.bound_q)
+        end = pool.start(Activity(wire.demands, wire.length_q, bound, wire.alpha_ps))
     clock.run(end)
     return Played(clock.now, meter.bytes)
 

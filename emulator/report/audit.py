@@ -13,7 +13,7 @@ from emulator.report.memory import memory_by_stage
 from emulator.run.executor import Recording
 from emulator.run.lower import PER_DEVICE, SM
 from emulator.run.maxmin import LEVEL_BITS
-from emulator.run.pool import SLACK, Activity
+from emulator.run.pool import SLACK, Running
 from emulator.run.trace import Trace
 
 
@@ -93,10 +93,10 @@ def _meetings(trace: Trace, recording: Recording) -> None:
 
 
 def _work(recording: Recording) -> None:
-    level: dict[Activity, int] = {}
-    since: dict[Activity, int] = {}
-    done: dict[Activity, int] = defaultdict(int)
-    last: dict[Activity, int] = {}
+    level: dict[Running, int] = {}
+    since: dict[Running, int] = {}
+    done: dict[Running, int] = defaultdict(int)
+    last: dict[Running, int] = {}
     for now, activity, new in recording.levels:
         last[activity] = level.get(activity, 0)
         done[activity] += last[activity] * (now - since.get(activity, now))
@@ -104,7 +104,7 @@ def _work(recording: Recording) -> None:
     _require(not any(level.values()), "an activity never ended")
     # Level 0 in between is a wait for resources that others take whole; the last one is the end.
     for activity, before in last.items():
-        excess = done[activity] - activity.length
+        excess = done[activity] - activity.activity.length
         _require(-SLACK <= excess < max(1, before), f"work done - work planned = {excess} >> 62 ps")
 
 
@@ -112,8 +112,8 @@ def _loads(trace: Trace, recording: Recording) -> None:
     """Replay the loads: at the end of every instant, used + held <= capacity on every resource."""
     held = _holds(trace, recording)
     used: dict[int, int] = defaultdict(int)
-    level: dict[Activity, int] = {}
-    changes: dict[int, list[tuple[Activity, int]]] = defaultdict(list)
+    level: dict[Running, int] = {}
+    changes: dict[int, list[tuple[Running, int]]] = defaultdict(list)
     for now, activity, new in recording.levels:
         changes[now].append((activity, new))
     holding: dict[int, int] = defaultdict(int)

@@ -19,7 +19,7 @@ import simpy
 from emulator.plan.program import Op, Program
 from emulator.run.errors import DeadlockError
 from emulator.run.lower import PER_DEVICE, SM, Lowered, Planned, lower
-from emulator.run.pool import Activity, Clock, Pool
+from emulator.run.pool import Clock, Pool, Running
 from emulator.run.trace import Outcome, Trace
 
 Process = Generator[simpy.Event, None, None]
@@ -88,8 +88,8 @@ class Recording(NamedTuple):
     """What an audited run leaves beside its trace, for the checker."""
 
     lowered: Lowered
-    levels: list[tuple[int, Activity, int]]
-    """(time, activity, new level) in order; level 0 at the end."""
+    levels: list[tuple[int, Running, int]]
+    """(time, running activity, new level) in order; level 0 at the end."""
 
 
 class Executor:
@@ -153,9 +153,10 @@ class Executor:
             for op in ops:
                 rank.head[name] = op
                 op_index, waits, issue, activity, number, hold = op
-                blockers = [w for w in waits if not ended[w]]
-                if blockers:
-                    yield rank.join(blockers)
+                if waits:
+                    blockers = [w for w in waits if not ended[w]]
+                    if blockers:
+                        yield rank.join(blockers)
                 ready = env.now
                 issued = began + issue
                 if issued > ready:
@@ -168,7 +169,7 @@ class Executor:
                 alone = 0
                 if activity:
                     alone = activity.alone_ps
-                    yield pool.start(activity.demands, activity.length, activity.bound, activity.delay_ps)
+                    yield pool.start(activity)
                 elif number >= 0:
                     meeting = self._meet(rank, number, step)
                     yield meeting.done
@@ -197,9 +198,7 @@ class Executor:
             meeting.begin_ps = self.env.now
             activity = plan.activity
             if activity:
-                self.pool.start(
-                    activity.demands, activity.length, activity.bound, activity.delay_ps, meeting.done
-                )
+                self.pool.start(activity, meeting.done)
             else:
                 meeting.done.succeed()
         return meeting

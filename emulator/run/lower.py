@@ -27,26 +27,13 @@ from emulator.plan.program import (
 from emulator.run.cost import MICRO_SM, device_capacities, kernel_cost
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.network import Wire, collective_wire, transfer_wire
-from emulator.run.pool import ends_in_ps
+from emulator.run.pool import Activity, Demands
 from emulator.spec.fabric import Fabric
 from emulator.spec.units import PS_PER_SECOND, to_ps
 
 SM, TENSOR, VECTOR, HBM, H2D, D2H, LOADER = range(7)
 PER_DEVICE = 7
 RESOURCE_NAMES = ("sm", "tensor", "vector", "hbm", "copy_h2d", "copy_d2h", "loader")
-
-Demands = tuple[tuple[int, int], ...]
-
-
-class Activity(NamedTuple):
-    """What the pool is told to play."""
-
-    demands: Demands
-    length: int
-    bound: int
-    delay_ps: int
-    alone_ps: int
-    """Delay and length at the bound: the time it takes with nobody else there."""
 
 
 class Meeting(NamedTuple):
@@ -99,7 +86,7 @@ def _placed(activity: Activity | None, base: int, binding: set[int]) -> Activity
     if activity is None:
         return None
     demands = tuple((base + r, d) for r, d in activity.demands if base + r in binding)
-    return activity._replace(demands=demands)
+    return Activity(demands, activity.length, activity.bound, activity.delay_ps)
 
 
 def lower(program: Program, prune: bool = True) -> Lowered:
@@ -247,7 +234,7 @@ class _Lowering:
             return None
         demands = tuple((r, d) for r, d in demands if d)
         assert all(d <= self.per_device[r] for r, d in demands), f"{work} wants more than its device has"
-        return Activity(demands, duration << LEVEL_BITS, FULL, 0, duration)
+        return Activity(demands, duration << LEVEL_BITS, FULL)
 
     def _collective(
         self, rank_class: RankClass, work: Collective, stream: str, number: int
@@ -280,7 +267,7 @@ class _Lowering:
             name = f"{work.axis} transfer {work.tag} from rank {src} to rank {dst}"
             fixed = None
             if work.duration_ps:
-                fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL, 0, work.duration_ps)
+                fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL)
             self.keys[key] = self._meet(name, parties, wires, (*parties, "p2p"), fixed)
         return self.keys[key], self._hold(wires[0]) if wires else 0
 
@@ -317,9 +304,8 @@ class _Lowering:
                 onto[c * PER_DEVICE + HBM] += first.hbm
             for resource, demand in onto.items():
                 self._most(resource, slot, demand * alone)
-            fluid = ends_in_ps(first.length_q, alone) if alone else 0
             demands = tuple(onto.items())
-            activity = Activity(demands, first.length_q, alone, first.alpha_ps, first.alpha_ps + fluid)
+            activity = Activity(demands, first.length_q, alone, first.alpha_ps)
         names = tuple(f"rank {self.program.classes[c].members[0]}" for c in parties)
         self.meetings.append(Meeting(name, names, activity))
         return len(self.meetings) - 1

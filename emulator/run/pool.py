@@ -18,8 +18,9 @@ the level does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING
 
 import simpy
@@ -30,8 +31,14 @@ from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 SLACK = 1 << (LEVEL_BITS - 16)
 """Length that may be missing at an end: 2**-16 ps. Rounding a level down loses less than one unit of it a
 picosecond: for up to 2**46 ps = 70 s at one level, no end comes a whole picosecond late by it."""
+REMEMBERED = 256
+"""Most activities of a solution that is kept: larger crowds hardly meet twice."""
 END_OF_INSTANT = EventPriority(2)
 """SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
+
+
+Demands = tuple[tuple[int, int], ...]
+"""(resource, units a second at level 1) pairs."""
 
 
 def ends_in_ps(left: int, level: int) -> int:
@@ -50,16 +57,37 @@ class Clock(simpy.Environment):
 
 
 class Activity:
-    """Something that takes time. `done` fires when it has ended."""
+    """What takes time, as often as it is started: a latency, a length, and demands on resources.
 
-    __slots__ = ("bound", "demands", "done", "end", "left", "length", "level", "number", "since")
+    demands: (resource, positive integer units a second at level 1) pairs, no resource twice; length: > 0, in
+    units of 2**-62 ps at level 1; bound: the level it has with nobody else there; delay_ps: the latency,
+    which passes before it touches any resource. alone_ps is how long all of it takes at the bound.
+    """
 
-    def __init__(
-        self, demands: tuple[tuple[int, int], ...], length: int, bound: int, done: simpy.Event, number: int
-    ) -> None:
+    __slots__ = ("alone_ps", "bound", "claims", "delay_ps", "demands", "fluid_ps", "length", "serial")
+    _serials = count()
+
+    def __init__(self, demands: Demands, length: int, bound: int, delay_ps: int = 0) -> None:
         self.demands = demands
-        self.length = self.left = length
+        self.length = length
         self.bound = bound
+        self.delay_ps = delay_ps
+        self.serial = next(self._serials)
+        self.claims = tuple((r, demand, demand * bound) for r, demand in demands)
+        self.fluid_ps = ends_in_ps(length, bound) if bound else 0
+        self.alone_ps = delay_ps + self.fluid_ps
+
+
+class Running:
+    """An activity that has been started. `done` fires when it has ended."""
+
+    __slots__ = ("activity", "bound", "demands", "done", "end", "left", "level", "number", "since")
+
+    def __init__(self, activity: Activity, done: simpy.Event, number: int) -> None:
+        self.activity = activity
+        self.demands = activity.demands
+        self.bound = activity.bound
+        self.left = activity.length
         self.done = done
         self.number = number
         self.level = 0
@@ -80,7 +108,7 @@ class _Settle(simpy.Event):
 class Pool:
     """Resources and the activities on them.
 
-    capacities: integer units per second, one per resource. `audit`, if given, is called with (now, activity,
+    capacities: integer units per second, one per resource. `audit`, if given, is called with (now, running,
     level) whenever a level changes and with level 0 at the end, so that a checker can replay the run.
     """
 
@@ -88,25 +116,26 @@ class Pool:
         self,
         env: Clock,
         capacities: Sequence[int],
-        audit: Callable[[int, Activity, int], None] | None = None,
+        audit: Callable[[int, Running, int], None] | None = None,
     ) -> None:
         self.env = env
         self.capacity = list(capacities)
         self.solves = 0
+        self.ever_contended: set[int] = set()
         self._audit = audit
         self._room = [c << LEVEL_BITS for c in capacities]  # capacity that is not held, in solver units
         self._wanted = [0] * len(self.capacity)
-        self._users: list[dict[Activity, int]] = [{} for _ in self.capacity]
+        self._users: list[dict[Running, int]] = [{} for _ in self.capacity]
         self._contended: set[int] = set()
-        self.ever_contended: set[int] = set()
         self._changed: dict[int, None] = {}
         self._settling = False
-        self._agenda: list[tuple[int, int, Activity]] = []  # ends, and begins of delayed activities
+        self._known: dict[tuple[object, ...], dict[int, int]] = {}
+        self._agenda: list[tuple[int, int, Running]] = []  # ends, and begins of delayed activities
         self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
 
-    def alone(self, demands: Iterable[tuple[int, int]], bound: int | None = None) -> int:
+    def alone(self, demands: Demands, bound: int | None = None) -> int:
         """Level of an activity that has the pool to itself (0 if it loads a resource of no capacity)."""
         levels = [(self.capacity[r] << LEVEL_BITS) // demand for r, demand in demands]
         if bound is not None:
@@ -114,28 +143,17 @@ class Pool:
         assert levels, "an activity without demands needs a bound"
         return min(levels)
 
-    def start(
-        self,
-        demands: tuple[tuple[int, int], ...],
-        length: int,
-        bound: int,
-        delay_ps: int = 0,
-        done: simpy.Event | None = None,
-    ) -> simpy.Event:
-        """Start an activity and return the event of its end (`done`, if one is given).
-
-        demands: (resource, positive demand) pairs; length > 0 in units of 2**-62 ps at level 1; bound: the
-        level it has alone (`alone`); delay_ps: a latency that passes before it touches any resource.
-        """
+    def start(self, activity: Activity, done: simpy.Event | None = None) -> simpy.Event:
+        """Start an activity and return the event of its end (`done`, if one is given)."""
         self._numbers += 1
-        activity = Activity(demands, length, bound, done or simpy.Event(self.env), self._numbers)
-        if delay_ps:
-            activity.end = self.env.now + delay_ps
-            heappush(self._agenda, (activity.end, activity.number, activity))
+        running = Running(activity, done or simpy.Event(self.env), self._numbers)
+        if activity.delay_ps:
+            running.end = self.env.now + activity.delay_ps
+            heappush(self._agenda, (running.end, running.number, running))
             self._arm()
         else:
-            self._enter(activity)
-        return activity.done
+            self._enter(running)
+        return running.done
 
     def hold(self, resource: int, amount: int) -> simpy.Event | None:
         """Take a fixed part of a resource, first come first served: None if it fits now, else its event."""
@@ -160,7 +178,7 @@ class Pool:
         self._room[resource] -= amount << LEVEL_BITS
         self._weigh(resource)
 
-    def _weigh(self, resource: int) -> None:
+    def _weigh(self, resource: int) -> bool:
         """Note what a change on a resource means: is it contended, must anybody be levelled anew."""
         if self._wanted[resource] > self._room[resource]:
             self._contended.add(resource)
@@ -168,50 +186,57 @@ class Pool:
         elif resource in self._contended:
             self._contended.remove(resource)
         else:
-            return
+            return False
         self._changed[resource] = None
         if not self._settling:
             self._settling = True
             _Settle(self.env, self._settle)
+        return resource in self._contended
 
-    def _enter(self, activity: Activity) -> None:
-        activity.since = self.env.now
+    def _enter(self, running: Running) -> None:
+        now = running.since = self.env.now
+        activity, wanted = running.activity, self._wanted
         meets = False
-        for resource, demand in activity.demands:
-            self._users[resource][activity] = demand
-            self._wanted[resource] += demand * activity.bound
-            self._weigh(resource)
-            meets |= resource in self._contended
-        if not meets:
-            self._set_level(activity, activity.bound)
+        for resource, demand, want in activity.claims:
+            self._users[resource][running] = demand
+            wanted[resource] += want
+            if wanted[resource] > self._room[resource] or resource in self._contended:
+                meets |= self._weigh(resource)
+        if not meets and activity.bound:
+            running.level = activity.bound
+            running.end = now + activity.fluid_ps
+            heappush(self._agenda, (running.end, running.number, running))
+            if self._audit:
+                self._audit(now, running, running.level)
             self._arm()
 
-    def _leave(self, activity: Activity) -> None:
-        for resource, demand in activity.demands:
-            del self._users[resource][activity]
-            self._wanted[resource] -= demand * activity.bound
-            self._weigh(resource)
+    def _leave(self, running: Running) -> None:
+        for resource, _, want in running.activity.claims:
+            del self._users[resource][running]
+            self._wanted[resource] -= want
+            if resource in self._contended:
+                self._weigh(resource)
         if self._audit:
-            self._audit(self.env.now, activity, 0)
-        activity.done.succeed()
+            self._audit(self.env.now, running, 0)
+        running.done.succeed()
 
-    def _set_level(self, activity: Activity, level: int) -> None:
+    def _set_level(self, running: Running, level: int) -> None:
         now = self.env.now
-        activity.left -= activity.level * (now - activity.since)
-        activity.since, activity.level = now, level
+        running.left -= running.level * (now - running.since)
+        running.since, running.level = now, level
         if self._audit:
-            self._audit(now, activity, level)
+            self._audit(now, running, level)
         if level:
-            activity.end = now + ends_in_ps(activity.left, level)
-            heappush(self._agenda, (activity.end, activity.number, activity))
+            running.end = now + ends_in_ps(running.left, level)
+            heappush(self._agenda, (running.end, running.number, running))
         else:
-            activity.end = -1
+            running.end = -1
 
     def _settle(self, _event: simpy.Event) -> None:
-        """Solve what the changes of this instant reach through contended resources."""
+        """Level anew what the changes of this instant reach through contended resources."""
         self._settling = False
-        reached: dict[Activity, None] = {}
-        constraints: dict[int, dict[Activity, int]] = {}
+        reached: dict[Running, None] = {}
+        constraints: list[int] = []
         frontier = list(self._changed)
         self._changed.clear()
         seen = set(frontier)
@@ -219,23 +244,38 @@ class Pool:
             resource = frontier.pop()
             users = self._users[resource]
             if resource in self._contended and users:
-                constraints[resource] = users
-            for user in users:
-                if user not in reached:
-                    reached[user] = None
-                    for other, _ in user.demands:
+                constraints.append(resource)
+            for running in users:
+                if running not in reached:
+                    reached[running] = None
+                    for other, _ in running.demands:
                         if other in self._contended and other not in seen:
                             seen.add(other)
                             frontier.append(other)
-        levels: dict[Activity, int] = {}
-        if constraints:
-            self.solves += 1
-            levels = solve(constraints, {r: self._room[r] for r in constraints})
-        for activity in reached:
-            level = levels.get(activity, activity.bound)
-            if level != activity.level:
-                self._set_level(activity, level)
+        levels = self._levels(reached, constraints)
+        for running in reached:
+            level = levels.get(running.activity.serial, running.bound)
+            if level != running.level:
+                self._set_level(running, level)
         self._arm()
+
+    def _levels(self, reached: Collection[Running], constraints: list[int]) -> dict[int, int]:
+        """Levels of those on contended resources, by the serial of their activity: twins have the same.
+
+        A step repeats itself, so what was solved once is remembered by who runs and what room there is.
+        """
+        if not constraints:
+            return {}
+        room = {r: self._room[r] for r in sorted(constraints)}
+        key = (tuple(sorted([running.activity.serial for running in reached])), *room.items())
+        levels = self._known.get(key)
+        if levels is None:
+            self.solves += 1
+            solved = solve({r: self._users[r] for r in constraints}, room)
+            levels = {running.activity.serial: level for running, level in solved.items()}
+            if len(reached) <= REMEMBERED:
+                self._known[key] = levels
+        return levels
 
     def _arm(self) -> None:
         """See to it that the live timer fires no later than the next entry of the agenda."""
@@ -254,15 +294,15 @@ class Pool:
         self._timers.pop()
         agenda = self._agenda
         while agenda and agenda[0][0] == now:
-            activity = heappop(agenda)[2]
-            if activity.end != now:
+            running = heappop(agenda)[2]
+            if running.end != now:
                 continue
-            activity.end = -1
-            if activity.level:
-                self._leave(activity)
+            running.end = -1
+            if running.level:
+                self._leave(running)
             else:
-                self._enter(activity)
+                self._enter(running)
         self._arm()
 
 
-__all__ = ["FULL", "SLACK", "Activity", "Clock", "Pool"]
+__all__ = ["FULL", "SLACK", "Activity", "Clock", "Demands", "Pool", "Running", "ends_in_ps"]

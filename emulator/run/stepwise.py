@@ -16,7 +16,7 @@ import simpy
 
 from emulator.plan.collectives import ring_orders
 from emulator.run.maxmin import FULL
-from emulator.run.pool import Pool
+from emulator.run.pool import Activity, Pool
 from emulator.spec.fabric import Fabric
 from emulator.spec.units import PS_PER_SECOND
 
@@ -71,6 +71,6 @@ def _play(
     """Play one rank: in each step send, tell the next rank of its arrival, wait for the own receive."""
     bound = pool.alone(demands)
     for there, here in zip(to_next, from_previous, strict=True):
-        yield pool.start(demands, length, bound, alpha_ps)
+        yield pool.start(Activity(demands, length, bound, alpha_ps))
         there.succeed()
         yield here
