@@ -34,6 +34,7 @@ from emulator.study import catalog as catalogue
 from emulator.study.estimate import estimate as estimate_model
 
 _PICTURE_ENDS = (".png", ".svg", ".pdf")
+_TRACE_ENDS = (".json", ".json.gz")
 _WIDE = 160
 """Columns of a table that no terminal cuts."""
 
@@ -82,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except _UsageError as error:
         return _refuse(_usage(error))
+    except OSError as error:
+        # A full disk, or a file that only looked as if it could be written to or read.
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     if status == 130:
@@ -138,6 +142,9 @@ def _run(
     _check_target("--json", json_file if json_file != "-" else None)
     _check_target("--trace", trace_file, directory=True)
     _check_target("--timeline", timeline_file, _PICTURE_ENDS)
+    _check_different(
+        {"JOB": job, "--json": json_file, "--trace": trace_file, "--timeline": timeline_file},
+    )
     overrides = [*(sets or []), *([f"steps={steps}"] if steps is not None else [])]
     program = plan(load_job(job, overrides), folded=not no_fold)
     memory = memory_by_stage(program)
@@ -264,14 +271,31 @@ def _check_target(
     if target is None:
         return
     path = Path(target)
+    if not target or target == "-":
+        only = "; only --json writes to standard output" if target else ""
+        raise JobError(f"{option} {shown(target)} must be the name of a file{only}")
     if path.is_dir() and not directory:
         raise JobError(f"{option} {shown(target)} is a directory, not a file")
+    if directory and path.exists() and not path.is_dir() and not path.name.endswith(_TRACE_ENDS):
+        raise JobError(f"{option} {shown(target)} must end in {listed(_TRACE_ENDS)}, or be a directory")
     if ends and not path.name.endswith(ends):
         raise JobError(f"{option} {shown(target)} must end in {listed(ends)}")
     # Missing directories are made; the nearest one that is there must take them.
     folder = path if path.is_dir() else next(each for each in path.absolute().parents if each.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise JobError(f"{option} {shown(target)}: {folder} is not a directory that can be written to")
+
+
+def _check_different(files: dict[str, str | None]) -> None:
+    """Refuse to write two things, or the job and a result, to one file."""
+    seen: dict[Path, str] = {}
+    for option, name in files.items():
+        path = Path(name or "-")
+        if name in (None, "-") or (path.exists() and not path.is_file()):
+            continue
+        other = seen.setdefault(path.resolve(), option)
+        if other != option:
+            raise JobError(f"{option} {shown(name)} is the file of {other} too; each needs its own")
 
 
 def _write(path: Path, text: str) -> None:

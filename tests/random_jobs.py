@@ -75,17 +75,18 @@ def _cluster(draw: _Draw, ranks: int) -> Cluster:
     if draw.chance(0.2):
         device = msgspec.structs.replace(
             device,
-            nic_bytes_per_second=draw.log(1e6, 1e13),
-            scale_up_bytes_per_second=draw.log(1e6, 1e13),
+            nic_bytes_per_second=draw.log(1e7, 1e13),
+            scale_up_bytes_per_second=draw.log(1e7, 1e13),
         )
+    nic = draw.one(None, None, 0.1, 400, 12345.678)
     return Cluster(
         device=device,
         gpus_per_node=per_node,
         nodes=nodes,
-        nic_gbit_per_gpu=draw.one(None, None, 0.1, 400, 12345.678),
+        nic_gbit_per_gpu=nic,
         nodes_per_rack=draw.one(1, 2, 3),
         racks_per_pod=draw.one(None, 1, 2),
-        pod_oversubscription=draw.one(1, 1.5, 7, 1000),
+        pod_oversubscription=draw.one(1, 1.5, 7, 1000 if nic == 400 else 1),
         rail_optimised=draw.chance(0.3),
         host=Host(
             launch_seconds=draw.one(0, 6e-6, 6e-6, draw.log(1e-9, 1e-3)),

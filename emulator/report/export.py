@@ -103,7 +103,26 @@ def check_streams(trace: Trace, rank: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name only when the block ends without an exception."""
+    """Open a file that takes its name only when the block ends without an exception.
+
+    A link is followed, and what is no regular file (/dev/null, a pipe) is written to as it is. An OSError
+    names the file, also where a write found the disk full.
+    """
+    try:
+        with _whole(path) as file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -108,7 +109,9 @@ def timeline(
     if path is not None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
+        with replacing(target) as file, warnings.catch_warnings():
+            # A model's name may have letters that the font lacks; the picture shows boxes in their place.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
             figure.savefig(file, format=target.suffix.lstrip(".") or "png")
     return figure
 

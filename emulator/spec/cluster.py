@@ -5,7 +5,7 @@ from fractions import Fraction
 import msgspec
 
 from emulator.spec.checks import finite, flag, hint, listed, whole
-from emulator.spec.device import DEVICES, Device
+from emulator.spec.device import DEVICES, SLOWEST, Device
 from emulator.spec.errors import JobError
 
 
@@ -23,6 +23,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Check ranges; raises JobError."""
         finite("cluster.host.launch_seconds", self.launch_seconds)
         finite("cluster.host.loader_bytes_per_second", self.loader_bytes_per_second, positive=True)
+        if self.loader_bytes_per_second < 1:
+            raise JobError(
+                f"cluster.host.loader_bytes_per_second = {self.loader_bytes_per_second:g} must be at least 1"
+            )
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +76,24 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         finite("cluster.nic_efficiency", self.nic_efficiency, positive=True)
         if self.nic_efficiency > 1:
             raise JobError(f"cluster.nic_efficiency = {self.nic_efficiency} must be a fraction of at most 1")
+        self._check_slowest()
+
+    def _check_slowest(self) -> None:
+        """Refuse rates that are next to nothing once they are whole numbers of bytes a second."""
+        payload = self.nic_bytes_per_second * self.nic_efficiency
+        if payload < SLOWEST:
+            raise JobError(
+                f"cluster.nic_gbit_per_gpu: {self.nic_bytes_per_second * 8 / 1e9:g} Gbit/s x "
+                f"nic_efficiency({self.nic_efficiency:g}) = {payload:g} bytes a second; "
+                f"it must be at least {SLOWEST:g}"
+            )
+        uplink = payload * self.gpus_per_pod / self.pod_oversubscription
+        if self.pods > 1 and uplink < SLOWEST:
+            raise JobError(
+                f"cluster.pod_oversubscription = {self.pod_oversubscription:g}: {self.gpus_per_pod} GPUs x "
+                f"{payload:g} / {self.pod_oversubscription:g} = {uplink:g} bytes a second out of a pod; "
+                f"it must be at least {SLOWEST:g}"
+            )
 
     @property
     def gpus(self) -> int:

@@ -96,6 +96,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         flag("device.collective_engines", self.collective_engines)
         for field in ("hbm_efficiency", "scale_up_efficiency"):
             _fraction(f"device.{field}", getattr(self, field))
+        scale_up = self.scale_up_bytes_per_second * self.scale_up_efficiency
+        if scale_up < SLOWEST:
+            raise JobError(
+                f"device.scale_up_bytes_per_second = {self.scale_up_bytes_per_second:g} x "
+                f"scale_up_efficiency({self.scale_up_efficiency:g}) = {scale_up:g} bytes a second; "
+                f"it must be at least {SLOWEST:g}"
+            )
         hbm = self.hbm_bytes_per_second * self.hbm_efficiency
         if self.host_link_bytes_per_second > hbm:
             raise JobError(

@@ -56,6 +56,8 @@ def _load(path: Path) -> Fields:
         raise JobError(f"model: {path} is not a text file") from None
     except json.JSONDecodeError as error:
         raise JobError(f"model: {path} line {error.lineno} is not JSON: {error.msg}") from None
+    except (RecursionError, ValueError):
+        raise JobError(f"model: {path} has a value that is nested too deep or has too many digits") from None
     if not isinstance(config, dict):
         raise JobError(f"model: {path} holds no JSON object, but a config.json is one")
     return config

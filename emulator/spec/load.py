@@ -97,6 +97,10 @@ def _from_toml(path: Path) -> Table:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise JobError(_toml_error(path, text, str(error))) from None
+    except (RecursionError, ValueError):
+        raise JobError(
+            f"{path}: not a job: a value in it is nested too deep or has too many digits"
+        ) from None
 
 
 def _toml_error(path: Path, text: str, message: str) -> str:
@@ -189,6 +193,8 @@ def _value(text: str, path: str) -> object:
         if not text or text[0] in "\"'[{":
             raise JobError(f"--set {path}={text}: the value is not TOML") from None
         return text
+    except (RecursionError, ValueError):
+        raise JobError(f"--set {path}: the value is nested too deep or has too many digits") from None
     return parsed["value"] if len(parsed) == 1 else text
 
 

@@ -80,6 +80,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Check that the numbers make a model."""
+        if not self.name.isprintable():
+            raise JobError(f"model.name = {self.name!a} must be text on one line")
         for field in ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab"):
             whole(f"model.{field}", getattr(self, field))
         for field in ("head_dim", "learned_positions"):
