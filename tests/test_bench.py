@@ -77,8 +77,13 @@ def contended() -> Program:
 
 
 def fsdp() -> Program:
-    """The main job: every kernel and collective of a step on 64 GPUs, each rank on its own."""
-    return plan(load_job("llama3_8b_fsdp64", []))
+    """The main job: every kernel and collective of a step on 64 GPUs, folded, 40 microbatches long."""
+    return plan(load_job("llama3_8b_fsdp64", ["global_batch=2560"]))
+
+
+def fsdp_unfolded() -> Program:
+    """One step of the main job, each rank on its own."""
+    return plan(load_job("llama3_8b_fsdp64", []), folded=False)
 
 
 def pipeline() -> Program:
@@ -98,7 +103,8 @@ def pipeline() -> Program:
 CASES: dict[str, Callable[[], Program]] = {
     "uncontended, one stream": uncontended,
     "contended, two streams on one HBM": contended,
-    "Llama 3 8B, FSDP, 64 ranks unfolded": fsdp,
+    "Llama 3 8B, FSDP, 64 ranks in 1 class": fsdp,
+    "Llama 3 8B, FSDP, 64 ranks unfolded": fsdp_unfolded,
     "Llama 3 8B, GPipe 8 x 16": pipeline,
 }
 
