@@ -84,6 +84,17 @@ def test_a_config_that_no_parser_takes(job: str, text: str, capsys: Capture) -> 
     assert "config.json" in refused(capsys, "run", job, "--set", "model=config.json")
 
 
+def test_a_byte_order_mark_does_no_harm(job: str, capsys: Capture) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 100,
+    }  # fmt: skip
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8-sig")
+    Path(job).write_text(JOB, encoding="utf-8-sig")
+    assert main(["check", job, "--set", "model=config.json"]) == 0
+    capsys.readouterr()
+
+
 def test_a_link_is_followed_and_a_device_is_written_to(job: str, capsys: Capture) -> None:
     """What a name stands for is written, and stays what it is."""
     Path("real.json").write_text("old")

@@ -49,7 +49,7 @@ def read(path: Path) -> Fields:
 
 def _load(path: Path) -> Fields:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise JobError(f"model: cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
