@@ -166,6 +166,21 @@ def by_group(points: Iterable[Point]) -> dict[str, list[Point]]:
     return {name: groups[name] for name in COLOURS if name in groups}
 
 
+def table(points: Sequence[Point]) -> str:
+    """Errors by source and device as the table of the README."""
+    lines = [
+        "| source, device | runs | median abs. error | p90 | bias | null model: median / p90 |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, those in {**by_group(points), "**all**": list(points)}.items():
+        ours, null = summary([p.error for p in those]), summary([p.null_error for p in those])
+        lines.append(
+            f"| {name} | {ours.n} | {ours.median:.1%} | {ours.p90:.1%} | {ours.bias:+.1%} "
+            f"| {null.median:.1%} / {null.p90:.1%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 @style.styled
 def draw(points: Sequence[Point] | None = None) -> Figure:
     """Draw the points, by default of every row (minutes), on two logarithmic axes with a band of 10 %."""

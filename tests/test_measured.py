@@ -8,6 +8,7 @@ change which makes it worse is seen; what is left out of the model only takes ti
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from zlib import crc32
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 
 from emulator.plan import plan
 from emulator.run import run
-from plots.accuracy import COLOURS, Point, by_group, job, point, rows, sample, summary
+from plots.accuracy import COLOURS, Point, by_group, job, point, rows, sample, summary, table
 
 
 @cache
@@ -109,11 +110,12 @@ def test_the_causes_of_the_former_error_are_where_they_were_found() -> None:
     assert all(0.01 < share < 0.12 for share in shares.values())
 
 
-@pytest.mark.slow
 def test_all_rows() -> None:
-    """Print the whole table (minutes); halves by a hash of the identifier agree, as nothing was fitted."""
+    """The README has what comes out; halves by a hash of the identifier agree, as nothing was fitted."""
     points = [point(row) for row in rows()]
     show(points)
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert table(points) in readme, f"`python tests/test_readme.py` writes it anew:\n{table(points)}"
     halves = [[p for p in points if crc32(p.row["id"].encode()) % 2 == half] for half in (0, 1)]
     for half in halves:
         print("half", summary([p.error for p in half]))

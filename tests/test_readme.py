@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from emulator.cli import main
+from plots.accuracy import point, rows, table
 
 README = Path(__file__).parents[1] / "README.md"
 JOB = re.compile(r"```toml\n(.*?)```", re.S)
 SNIPPET = re.compile(r"```python\n(.*?)```", re.S)
 OUTPUT = re.compile(r"(<!-- output: (.*?) -->\n```console\n\$ [^\n]*\n)(.*?)(```)", re.S)
+ACCURACY = re.compile(r"(<!-- accuracy -->\n)(\|.*\n)*")
 VARIES = re.compile(r"\d[\d,]* events, [\d.]+ s")
 """Wall time is not the same twice."""
 
@@ -63,6 +65,7 @@ def rewrite() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.toml").write_text(JOB.findall(text)[0])
         fresh = OUTPUT.sub(lambda match: match[1] + printed(match[2], Path(folder)) + match[4], text)
+    fresh = ACCURACY.sub(lambda match: match[1] + table([point(row) for row in rows()]), fresh)
     README.write_text(fresh)
 
 

@@ -81,6 +81,15 @@ class _Draft(NamedTuple):
     """Its own work; resources are counted from the device's first."""
 
 
+class _Fluid(NamedTuple):
+    """What some rank classes do together, as often as they do it."""
+
+    activity: Activity | None
+    parties: list[int]
+    hold: int
+    """Micro-SMs held on each of their devices."""
+
+
 def _placed(activity: Activity | None, base: int, binding: set[int]) -> Activity | None:
     """The activity on the device whose resources begin at `base`, without what cannot bind."""
     if activity is None:
@@ -121,6 +130,7 @@ class _Lowering:
             self.alike[program.class_of_group(group)].append(group)
         self.links: dict[int, int] = {}
         self.meetings: list[Meeting] = []
+        self.fluids: dict[tuple[object, ...], _Fluid] = {}
         self.keys: dict[tuple[object, ...], int] = {}
         self.most: dict[int, dict[tuple[object, ...], int]] = defaultdict(dict)
 
@@ -144,7 +154,9 @@ class _Lowering:
             self._place(c, drafts[rank_class.template], meets[c], binding)
             for c, rank_class in enumerate(classes)
         ]
-        meetings = [m._replace(activity=_placed(m.activity, 0, binding)) for m in self.meetings]
+        # One activity for all meetings that do the same, so that the pool knows it again.
+        placed = cache(lambda activity: _placed(activity, 0, binding))
+        meetings = [m._replace(activity=placed(m.activity)) for m in self.meetings]
         return Lowered(self.capacities, self.names, streams, meetings)
 
     def _draft(self, template: Template, relative: Callable[[Work], Activity | None]) -> list[_Draft]:
@@ -241,74 +253,71 @@ class _Lowering:
     ) -> tuple[int, int]:
         """Meeting of the number-th collective of a group on a stream, and the micro-SMs its channels hold."""
         g = self.program.class_of_group(rank_class.groups[work.group])
-        wires = [self._wire(work, each) for each in self.alike[g]]
         key = (g, stream, number)
+        what = (g, stream, work.kind, work.bytes, work.root)
+        if what not in self.fluids:
+            algorithm, groups = self.program.job.collective_algorithm, self.program.groups
+            wires = [
+                collective_wire(
+                    work.kind, groups[each].ranks, work.bytes, algorithm, self.fabric, root=work.root
+                )
+                for each in self.alike[g]
+            ]
+            parties = list(dict.fromkeys(self.class_of[rank] for rank in groups[g].ranks))
+            self.fluids[what] = self._fluid(wires, parties, (g, stream))
         if key not in self.keys:
-            name = f"{work.axis} {work.kind} {number} of group {g}"
-            parties = list(dict.fromkeys(self.class_of[rank] for rank in self.program.groups[g].ranks))
-            self.keys[key] = self._meet(name, parties, wires, (g, stream))
-        return self.keys[key], self._hold(wires[0])
-
-    def _wire(self, work: Collective, group: int) -> Wire:
-        algorithm, ranks = self.program.job.collective_algorithm, self.program.groups[group].ranks
-        return collective_wire(work.kind, ranks, work.bytes, algorithm, self.fabric, root=work.root)
+            self._meet(key, f"{work.axis} {work.kind} {number} of group {g}", self.fluids[what])
+        return self.keys[key], self.fluids[what].hold
 
     def _transfer(self, rank_class: RankClass, work: Transfer) -> tuple[int, int]:
         """Meeting of a transfer with its other end, and the micro-SMs that each end holds."""
-        ends = [(rank, self.program.seat(rank).peers[work.peer]) for rank in rank_class.members]
-        routes = ends if work.kind == "send" else [(peer, rank) for rank, peer in ends]
-        src, dst = routes[0]
+        me, peer = rank_class.members[0], rank_class.peers[work.peer]
+        src, dst = (me, peer) if work.kind == "send" else (peer, me)
         parties = [self.class_of[src], self.class_of[dst]]
         key = (*parties, work.tag)
-        wires = []
-        if work.duration_ps is None:
+        what = (*parties, work.bytes, work.duration_ps)
+        if what not in self.fluids and work.duration_ps is not None:
+            fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL) if work.duration_ps else None
+            self.fluids[what] = _Fluid(fixed, parties, 0)
+        elif what not in self.fluids:
+            ends = [(rank, self.program.seat(rank).peers[work.peer]) for rank in rank_class.members]
+            routes = ends if work.kind == "send" else [(to, rank) for rank, to in ends]
             wires = [transfer_wire(*route, work.bytes, self.fabric) for route in routes]
+            self.fluids[what] = self._fluid(wires, parties, (*parties, "p2p"))
         if key not in self.keys:
             name = f"{work.axis} transfer {work.tag} from rank {src} to rank {dst}"
-            fixed = None
-            if work.duration_ps:
-                fixed = Activity((), work.duration_ps << LEVEL_BITS, FULL)
-            self.keys[key] = self._meet(name, parties, wires, (*parties, "p2p"), fixed)
-        return self.keys[key], self._hold(wires[0]) if wires else 0
+            self._meet(key, name, self.fluids[what])
+        return self.keys[key], self.fluids[what].hold
 
-    def _hold(self, wire: Wire) -> int:
-        if self.program.job.cluster.device.collective_engines:
-            return 0
-        return wire.sms * MICRO_SM if wire.length_q else 0
-
-    def _meet(
-        self,
-        name: str,
-        parties: list[int],
-        wires: list[Wire],
-        slot: tuple[object, ...],
-        activity: Activity | None = None,
-    ) -> int:
-        """Note a meeting of rank classes; `wires` are those of all members of its class, the first for all.
+    def _fluid(self, wires: list[Wire], parties: list[int], slot: tuple[object, ...]) -> _Fluid:
+        """What rank classes do together; `wires` are those of all members of its class, the first for all.
 
         What a class puts on a link is the sum over its members of what they put on the link that stands for
         its class; how fast it is alone is what its first member would be.
         """
-        if wires and wires[0].length_q:
-            first = wires[0]
-            rooms = [(self.fabric.capacity(link) << LEVEL_BITS) // d for link, d in first.demands]
-            rooms += [(self.per_device[HBM] << LEVEL_BITS) // first.hbm] if first.hbm else []
-            alone = min([first.bound_q, *rooms])
-            onto: dict[int, int] = defaultdict(int)
-            stands_for = self.program.link_class
-            for wire in wires:
-                for link, demand in wire.demands:
-                    if stands_for.get(link, -1 if stands_for else link) == link:
-                        onto[self._link(link)] += demand
-            for c in parties if first.hbm else ():
-                onto[c * PER_DEVICE + HBM] += first.hbm
-            for resource, demand in onto.items():
-                self._most(resource, slot, demand * alone)
-            demands = tuple(onto.items())
-            activity = Activity(demands, first.length_q, alone, first.alpha_ps)
-        names = tuple(f"rank {self.program.classes[c].members[0]}" for c in parties)
-        self.meetings.append(Meeting(name, names, activity))
-        return len(self.meetings) - 1
+        first = wires[0]
+        if not first.length_q:
+            return _Fluid(None, parties, 0)
+        rooms = [(self.fabric.capacity(link) << LEVEL_BITS) // d for link, d in first.demands]
+        rooms += [(self.per_device[HBM] << LEVEL_BITS) // first.hbm] if first.hbm else []
+        alone = min([first.bound_q, *rooms])
+        onto: dict[int, int] = defaultdict(int)
+        stands_for = self.program.link_class
+        for wire in wires:
+            for link, demand in wire.demands:
+                if stands_for.get(link, -1 if stands_for else link) == link:
+                    onto[self._link(link)] += demand
+        for c in parties if first.hbm else ():
+            onto[c * PER_DEVICE + HBM] += first.hbm
+        for resource, demand in onto.items():
+            self._most(resource, slot, demand * alone)
+        hold = 0 if self.program.job.cluster.device.collective_engines else first.sms * MICRO_SM
+        return _Fluid(Activity(tuple(onto.items()), first.length_q, alone, first.alpha_ps), parties, hold)
+
+    def _meet(self, key: tuple[object, ...], name: str, fluid: _Fluid) -> None:
+        names = tuple(f"rank {self.program.classes[c].members[0]}" for c in fluid.parties)
+        self.keys[key] = len(self.meetings)
+        self.meetings.append(Meeting(name, names, fluid.activity))
 
     def _link(self, link: int) -> int:
         if link not in self.links:
