@@ -12,18 +12,20 @@ WORTH_SAYING = 0.05
 MOST_CAUSES = 3
 """Causes named in one report, largest first."""
 
+GOOD_MFU = 0.30
+EXCELLENT_MFU = 0.40
+"""CS231n 2025, lecture 11: above 30 % is good, above 40 % excellent, well below 30 % badly wrong."""
+BROKEN_MFU = 0.20
+"""Our reading of "well below 30 %": a third below."""
+
 
 def mfu_verdict(mfu: float) -> str:
-    """Judge an MFU in a word or two.
-
-    Over 40 % is excellent and over 30 % good (rules of thumb of CS231n 2025, lecture 11); well below 30 %,
-    which is read here as below two thirds of it, something is broken.
-    """
-    if mfu > 0.40:
+    """Judge an MFU in a word or two."""
+    if mfu > EXCELLENT_MFU:
         return "excellent (over 40 %)"
-    if mfu > 0.30:
+    if mfu > GOOD_MFU:
         return "good (over 30 %)"
-    return "below good (30 %)" if mfu >= 0.20 else "well below 30 %: something is broken"
+    return "below good (30 %)" if mfu >= BROKEN_MFU else "well below 30 %: something is broken"
 
 
 def hints(job: Job, times: Account | None, memory: Memory, mfu: float | None) -> list[str]:

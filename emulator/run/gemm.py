@@ -28,7 +28,7 @@ ALIGNMENT_BYTES = 16
 """Rows must start on this boundary for TMA and 16-byte asynchronous copies (CUDA programming guide)."""
 
 MISALIGNED_SLOWDOWN = 1.46
-"""A row length off that boundary: h = 4096, d_ff = 10,922 against 10,944 (stas00/ml-engineering; U-090)."""
+"""A row length off that boundary: h = 4096, d_ff = 10,922 against 10,944 (stas00/ml-engineering)."""
 
 LARGE_TILE_INTENSITY = 128 * 256 / (128 + 256)
 

@@ -29,7 +29,7 @@ from emulator.run import nccl
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.nccl import OVERHEAD, Family, Protocol
 from emulator.run.pool import ends_in_ps
-from emulator.spec.fabric import LINKS_PER_GPU, Fabric, Kind
+from emulator.spec.fabric import LINKS_PER_GPU, Fabric, Kind, Level
 from emulator.spec.units import PS_PER_SECOND
 
 
@@ -116,15 +116,27 @@ def collective_wire(
     return _collective(kind, tuple(ranks), size, algorithm, fabric, protocol, root)
 
 
-@lru_cache(maxsize=8192)
 def transfer_wire(
     src: int, dst: int, size: int, fabric: Fabric, *, protocol: Protocol | Ideal | Literal["auto"] = "auto"
 ) -> Wire:
     """Wire of one send with its receive, from GPU to GPU: alpha + S / rate."""
-    traffic = transfer_pattern(src, dst, size, fabric)
-    if protocol == "auto":
-        protocol = "LL" if size <= nccl.P2P_LL_BYTES else "Simple"
-    return _build(traffic, protocol, fabric)
+    known, what = _transfers(fabric), (fabric.level(src, dst), size, protocol)
+    if src == dst or not size:
+        return NOTHING
+    if what not in known:
+        if protocol == "auto":
+            protocol = "LL" if size <= nccl.P2P_LL_BYTES else "Simple"
+        known[what] = _build(transfer_pattern(src, dst, size, fabric), protocol, fabric)
+    # Each link of a route carries all the bytes, so transfers that climb as far differ in its links only.
+    rate = known[what].demands[0][1]
+    route = tuple((link, rate) for link in sorted(fabric.route(src, dst)))
+    return msgspec.structs.replace(known[what], demands=route)
+
+
+@lru_cache(maxsize=16)
+def _transfers(_fabric: Fabric) -> dict[tuple[Level, int, Protocol | Ideal | str], Wire]:
+    """Wires of a fabric's transfers by level, size and protocol, as far as they have been asked for."""
+    return {}
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from emulator.report.hints import BROKEN_MFU, EXCELLENT_MFU, GOOD_MFU
 from emulator.spec.checks import finite, whole
 from emulator.spec.device import Device
 from emulator.spec.errors import JobError
@@ -19,11 +20,6 @@ SEQ_LEN = 8192
 """Sequence of the activation figure: Llama 3's first pre-training stage."""
 SECONDS_PER_DAY = 86_400
 
-GOOD_MFU = 0.30
-EXCELLENT_MFU = 0.40
-"""CS231n 2025, lecture 11: above 30 % is good, above 40 % excellent, well below 30 % badly wrong."""
-BROKEN_MFU = 0.20
-"""Our reading of "well below 30 %": a third below."""
 BEST_PUBLISHED_MFU = 0.552
 """MegaScale, 175B on 12,288 A100s (arXiv 2402.15627)."""
 
