@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from emulator.plan.program import Collective, Op, Program, Template, Transfer
 from emulator.plan.schedule import Action, grid, schedule
-from emulator.spec.units import GB
+from emulator.spec.units import GB, counted
 
 WIDTH = 110
 """Columns of the text."""
@@ -33,12 +33,17 @@ def _head(program: Program) -> list[str]:
     job = program.job
     ops = sum(len(program.templates[c.template].ops) for c in program.classes)
     ranks = sum(len(c.members) for c in program.classes)
-    classes, templates = len(program.classes), len(program.templates)
     return [
-        f"{job.model.name} on {ranks} x {job.cluster.device.name}, {job.microbatches} microbatches of "
-        f"{job.micro_batch} x {job.seq_len} tokens",
-        f"{ranks} ranks in {classes} classes on {templates} templates; {ops} ops a step",
+        f"{job.model.name} on {ranks} x {job.cluster.device.name}, "
+        f"{counted(job.microbatches, 'microbatch', 'microbatches')} of {job.micro_batch} x {job.seq_len} "
+        "tokens",
+        f"{counted(ranks, 'rank')} in {_kinds(program)}; {ops:,} ops a step",
     ]
+
+
+def _kinds(program: Program) -> str:
+    classes = counted(len(program.classes), "class", "classes")
+    return f"{classes} on {counted(len(program.templates), 'template')}"
 
 
 def _grid(program: Program, full: bool) -> Iterator[str]:
@@ -103,7 +108,7 @@ def _cut(line: str) -> str:
 
 
 def _groups(program: Program, most: int | None) -> Iterator[str]:
-    yield f"{len(program.groups)} groups" + (":" if program.groups else "")
+    yield counted(len(program.groups), "group") + (":" if program.groups else "")
     rows = [
         f"{number:>3} {group.axis:<3} {_ranks(group.ranks)}" for number, group in enumerate(program.groups)
     ]
@@ -111,7 +116,7 @@ def _groups(program: Program, most: int | None) -> Iterator[str]:
 
 
 def _classes(program: Program, most: int | None) -> Iterator[str]:
-    yield f"{len(program.classes)} classes on {len(program.templates)} templates:"
+    yield f"{_kinds(program)}:"
     rows = []
     for number, rank_class in enumerate(program.classes):
         template, ranks = program.templates[rank_class.template], rank_class.members

@@ -99,13 +99,9 @@ def timeline(
     axes.set_title(
         title or f"{job.model.name} on {job.layout.world_size} x {job.cluster.device.name}", loc="left"
     )
-    if len(shown) < len(rows):
-        drawn = len(dict.fromkeys(rank for rank, _ in shown))
-        figure.supxlabel(
-            f"cut: {len(shown)} of {len(rows)} rows, {drawn} of {len(chosen)} ranks are shown",
-            fontsize=8,
-            x=0.5,
-        )
+    notes = _notes(trace, rows, shown, everyone=ranks is None)
+    if notes:
+        figure.supxlabel("; ".join(notes), fontsize=8, x=0.5)
     if path is not None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +110,23 @@ def timeline(
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             figure.savefig(file, format=target.suffix.lstrip(".") or "png")
     return figure
+
+
+def _notes(
+    trace: Trace, rows: list[tuple[int, str]], shown: list[tuple[int, str]], everyone: bool
+) -> list[str]:
+    """What a reader must know of rows that are not there."""
+    notes = []
+    drawn = list(dict.fromkeys(rank for rank, _ in shown))
+    alike = {min(c.members): len(c.members) for c in trace.program.classes if len(c.members) > 1}
+    several = [f"rank {rank} for {alike[rank]}" for rank in drawn if rank in alike][:4] if everyone else []
+    if several:
+        dots = ", .." if len([rank for rank in drawn if rank in alike]) > len(several) else ""
+        notes.append(f"a rank stands for all that do the same: {', '.join(several)}{dots}")
+    if len(shown) < len(rows):
+        chosen = len(dict.fromkeys(rank for rank, _ in rows))
+        notes.append(f"cut: {len(shown)} of {len(rows)} rows, {len(drawn)} of {chosen} ranks are shown")
+    return notes
 
 
 def _streams(trace: Trace, rank: int, wanted: Sequence[str] | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulator.report.hints import mfu_verdict
 from emulator.report.memory import TERMS, gib
-from emulator.spec.units import GB
+from emulator.spec.units import GB, counted
 
 if TYPE_CHECKING:
     from emulator.report.metrics import Report
@@ -156,8 +156,9 @@ def _memory(report: Report) -> str:
 
 def _emulation(report: Report) -> str:
     e = report.emulation
+    ranks, classes = counted(e.ranks, "rank"), counted(e.classes, "class", "classes")
     return (
-        f"Emulated {e.ranks} ranks in {e.classes} classes: {e.ops:,} ops, {e.events:,} events, "
+        f"Emulated {ranks} in {classes}: {e.ops:,} ops, {e.events:,} events, "
         f"{e.wall_seconds:.2f} s (emulator {e.version})"
     )
 

@@ -19,3 +19,8 @@ def to_ps(seconds: float) -> int:
 def to_seconds(ps: int) -> float:
     """Seconds of a time in picoseconds."""
     return ps / PS_PER_SECOND
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: 1 rank, 64 ranks, 2 classes."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
