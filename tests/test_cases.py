@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from emulator.plan import check, plan
@@ -18,11 +19,11 @@ from emulator.run import run, run_audited
 from emulator.run.cost import device_capacities, kernel_cost
 from emulator.run.executor import Executor
 from emulator.run.lower import lower
-from emulator.spec.cluster import dgx_a100, dgx_h100
+from emulator.spec.cluster import Cluster, dgx_a100, dgx_h100
 from emulator.spec.device import device
 from emulator.spec.errors import JobError
 from emulator.spec.job import DataParallel, FixedTimes, Job, Layout, Pipeline, stage_layers
-from emulator.spec.model import Model
+from emulator.spec.model import Model, model
 from emulator.spec.units import to_ps
 
 TINY = Model(name="tiny", layers=6, hidden=256, ffn_hidden=512, heads=4, kv_heads=2, vocab=1000)
@@ -168,6 +169,25 @@ def test_a_gather_beside_a_compute_bound_gemm_is_not_slowed() -> None:
     gemm = trace.where(rank=0, name="kernel").one()
     assert gathered.end_ps - gathered.begin_ps == gathered.alone_ps
     assert gemm.end_ps - gemm.begin_ps > gemm.alone_ps
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "a100-80"])
+@pytest.mark.parametrize("seq_len", [2048, 4096])
+def test_overlap_slows_compute_as_measured(name: str, seq_len: int) -> None:
+    """On 4 A100s or H100s, compute beside collectives was measured 18.9 % slower on average and 40 % at most.
+
+    (arXiv 2507.03114.) Here: FSDP on four GPUs, all kernels that run beside a collective taken together.
+    """
+    four = Cluster(device=device(name), nodes=1, gpus_per_node=4)
+    part = msgspec.structs.replace(model("llama2-7b"), layers=4)
+    trace = run(
+        plan(job(model=part, cluster=four, seq_len=seq_len, global_batch=4, layout=Layout(dp_shard=4)))
+    )
+    moving = [s for s in trace.where(rank=0) if s.kind in ("all_gather", "reduce_scatter")]
+    beside = [s for s in trace.where(rank=0, stream=COMPUTE) if any(c.overlaps(s) for c in moving)]
+    alone = sum(s.alone_ps for s in beside)
+    slowed = sum(s.end_ps - s.begin_ps for s in beside) / alone - 1
+    assert 0.10 < slowed < 0.40
 
 
 DIGEST = """
