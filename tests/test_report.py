@@ -13,6 +13,7 @@ from handmade import US, gpipe, job, timed, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator import simulate
 from emulator.plan import plan
 from emulator.plan.program import Buffer, Collective, Fixed, Group, HostCopy, Kernel, Load, Op, Transfer
 from emulator.report import measure, unmeasured
@@ -417,6 +418,46 @@ def test_hints_name_the_largest_cost_and_its_knob() -> None:
     assert "layout.pp = 8" in report.hints[0]
     slow = measure(trace(job(teaching=False, precision="fp32"), [[timed("a", Kernel(kind="gemm"), 0, US)]]))
     assert "bf16 has 14.8 times the peak" in slow.hints[0]
+
+
+def test_hint_on_a_bubble_names_what_would_shrink_it() -> None:
+    """Microbatches help neither naive, nor a rank that waits for a slower stage."""
+    naive = simulate(job(pp=4, microbatches=3, pipeline=Pipeline("naive"))).report
+    assert 'pipeline.schedule = "gpipe" would keep all 3' in naive.hints[0]
+    assert "more microbatches" not in naive.hints[0]
+    # Stage 1 has 3 layers' work and stage 0 one, so most of rank 0's wait is not GPipe's fill and drain.
+    send = [timed(f"F{i}", K, i * 10, i * 10 + 10) for i in range(4)]
+    slow = [timed(f"F{i}", K, 10 + i * 30, 40 + i * 30) for i in range(4)]
+    back = timed("B", K, 130, 140, phase="B")
+    report = measure(trace(job(pp=2, microbatches=4), [[*send, back], slow], stages=(0, 1)))
+    assert report.hints[0] == (
+        "The pipeline bubble takes 64.3% of the step; it waits for stage 1, whose kernels take 85.7% of the "
+        "step against 35.7% on this rank: fewer layers there (layout.stage_layers) or fewer stages "
+        "(layout.pp = 2) would even that out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"micro_batch": 4}, "a smaller micro_batch (now 4) needs fewer activations"),
+        ({"micro_batch": 1}, "a shorter seq_len (now 64) needs fewer activations"),
+        (
+            {"pp": 2, "microbatches": 8},
+            "a shorter seq_len (now 64) or a smaller global_batch (now 8 microbatches in flight) needs fewer",
+        ),
+    ],
+)
+def test_hint_on_activations_that_do_not_fit_asks_for_what_can_be_done(
+    fields: dict[str, int], says: str
+) -> None:
+    stages = fields.get("pp", 1)
+    the_job = job(**({"global_batch": 4} if "micro_batch" in fields else {}) | fields)  # type: ignore[arg-type]
+    ranks = [[timed("a", K, 0, 1, allocates=(0,), frees=(0,))] for _ in range(stages)]
+    program = trace(
+        the_job, ranks, buffers=(Buffer("x", "activations", 200 * 2**30),), stages=range(stages)
+    ).program
+    assert says in unmeasured(program, "not run", "").hints[0]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from emulator.report.account import Account
 from emulator.report.memory import Memory, gib
 from emulator.spec.job import Job
+from emulator.spec.units import counted
 
 WORTH_SAYING = 0.05
 """A cause with a smaller share of the step gets no hint."""
@@ -28,8 +31,20 @@ def mfu_verdict(mfu: float) -> str:
     return "below good (30 %)" if mfu >= BROKEN_MFU else "well below 30 %: something is broken"
 
 
-def hints(job: Job, times: Account | None, memory: Memory, mfu: float | None) -> list[str]:
-    """Say what costs the most and what would change it; memory that does not fit comes first."""
+class Busiest(NamedTuple):
+    """The stage whose compute stream works longest, and how long."""
+
+    stage: int
+    ps: int
+
+
+def hints(
+    job: Job, times: Account | None, memory: Memory, mfu: float | None, busiest: Busiest | None = None
+) -> list[str]:
+    """Say what costs the most and what would change it; memory that does not fit comes first.
+
+    `busiest` tells a bubble that microbatches shrink from one that waits for a slower stage.
+    """
     found = []
     if memory.over is not None:
         found.append(
@@ -47,7 +62,9 @@ def hints(job: Job, times: Account | None, memory: Memory, mfu: float | None) ->
         large = sorted(
             (c for c in shares if shares[c] >= WORTH_SAYING and c != "compute"), key=lambda c: -shares[c]
         )
-        found += [f"{_cost(cause, shares[cause])}; {_knob(job, cause)}." for cause in large[:MOST_CAUSES]]
+        for cause in large[:MOST_CAUSES]:
+            knob = _bubble_knob(job, times, busiest) if cause == "bubble" else _knob(job, cause)
+            found.append(f"{_cost(cause, shares[cause])}; {knob}.")
     if mfu is not None:
         found.append(f"MFU {mfu:.1%} is {mfu_verdict(mfu)}.")
     return found
@@ -75,8 +92,6 @@ def _knob(job: Job, cause: str) -> str:
         "optimizer": "more data-parallel ranks would share it"
         if data.sharding == "fsdp"
         else 'data_parallel.sharding = "fsdp" would divide it among the ranks',
-        "bubble": f"it shrinks with more microbatches (now {job.microbatches}: raise global_batch or lower "
-        f"micro_batch) and with fewer stages (layout.pp = {layout.pp})",
         "contention": "collectives hold SMs and draw on HBM while they overlap compute; fewer bytes "
         "would disturb it less",
         "launch": "a larger micro_batch makes each kernel longer, and so hides the host "
@@ -86,6 +101,26 @@ def _knob(job: Job, cause: str) -> str:
         "fault": "see faults",
         "exposed pp": f"fewer stages (layout.pp = {layout.pp}) or a faster network would shorten it",
     }.get(cause, f"a smaller layout.{cause.removeprefix('exposed ')} or a faster network would shorten it")
+
+
+def _bubble_knob(job: Job, times: Account, busiest: Busiest | None) -> str:
+    if job.pipeline.schedule == "naive" and job.microbatches > 1:
+        return (
+            "naive keeps one microbatch in flight, however many there are; "
+            f'pipeline.schedule = "gpipe" would keep all {job.microbatches}'
+        )
+    own = times.compute + times.recompute + times.optimizer + times.contention
+    # More than half of the wait is for the busiest stage to do what this rank has less of.
+    if busiest is not None and 2 * (busiest.ps - own) > times.bubble:
+        return (
+            f"it waits for stage {busiest.stage}, whose kernels take {busiest.ps / times.step_ps:.1%} of "
+            f"the step against {own / times.step_ps:.1%} on this rank: fewer layers there "
+            f"(layout.stage_layers) or fewer stages (layout.pp = {job.layout.pp}) would even that out"
+        )
+    return (
+        f"it shrinks with more microbatches (now {job.microbatches}: raise global_batch or lower "
+        f"micro_batch) and with fewer stages (layout.pp = {job.layout.pp})"
+    )
 
 
 def _data_parallel_knob(job: Job) -> str:
@@ -106,8 +141,17 @@ def _memory_knob(job: Job, term: str) -> str:
             return 'data_parallel.sharding = "fsdp" divides this state among the ranks'
         return "more data-parallel ranks (layout.dp_shard) or stages (layout.pp) divide this state further"
     if term == "activations":
-        in_flight = "" if job.layout.pp == 1 else ", or a schedule that keeps fewer microbatches in flight"
-        return f"a smaller micro_batch (now {job.micro_batch}) needs fewer activations{in_flight}"
+        smaller = (
+            f"a smaller micro_batch (now {job.micro_batch})"
+            if job.micro_batch > 1
+            else f"a shorter seq_len (now {job.seq_len})"
+        )
+        held = job.microbatches if job.pipeline.schedule == "gpipe" and job.layout.pp > 1 else 1
+        # GPipe keeps every microbatch until its backward, so their number counts as their size does.
+        if held == 1:
+            return f"{smaller} needs fewer activations"
+        held_text = counted(held, "microbatch", "microbatches")
+        return f"{smaller} or a smaller global_batch (now {held_text} in flight) needs fewer activations"
     if term == "buffers":
         return "fewer layers unsharded at once (data_parallel.prefetch, reshard_after_forward) need less"
     return "use a GPU with more memory"

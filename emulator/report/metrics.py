@@ -14,7 +14,7 @@ from emulator.plan.program import COMPUTE, Fixed, Kernel, Program
 from emulator.report import text
 from emulator.report.account import Account, account, critical_rank, step_bounds
 from emulator.report.communication import AxisTraffic, communication
-from emulator.report.hints import hints
+from emulator.report.hints import Busiest, hints
 from emulator.report.memory import Memory, memory_by_stage
 from emulator.run.trace import Trace
 from emulator.spec.job import Job, resolved
@@ -109,6 +109,7 @@ def measure(trace: Trace) -> Report:
     seconds = to_seconds(times.step_ps)
     mfu = _utilisation(job, seconds)
     memory = memory_by_stage(program, trace)
+    busiest = _busiest(trace, times.step) if job.layout.pp > 1 else None
     traffic = communication(trace, times)
     tokens = job.global_batch * job.seq_len
     ranks = job.layout.world_size
@@ -129,14 +130,14 @@ def measure(trace: Trace) -> Report:
         mfu=mfu["causal"],
         hfu=_hardware_flops(program) / seconds / ranks / _peak(job) if physical else None,
         mfu_conventions=mfu,
-        bubble=_bubble(trace, times),
+        bubble=_bubble(trace, times, busiest),
         critical_rank=rank,
         time=_seconds(times),
         time_ps=times.time_ps(),
         communication=traffic,
         memory=memory,
         emulation=_emulation(program, len(trace), trace.events, trace.wall_seconds),
-        hints=hints(job, times, memory, mfu["causal"]),
+        hints=hints(job, times, memory, mfu["causal"], busiest),
     )
 
 
@@ -184,21 +185,36 @@ def _hardware_flops(program: Program) -> int:
     return sum(per_template[c.template] * len(c.members) for c in program.classes)
 
 
-def _bubble(trace: Trace, times: Account) -> Bubble:
-    if trace.program.job.layout.pp == 1 or not times.step_ps:
+def _kernels(trace: Trace) -> list[bool]:
+    """Which rows of the op index are kernels of the compute stream."""
+    return [op.stream == COMPUTE and isinstance(op.work, Kernel | Fixed) for op in trace.index.ops]
+
+
+def _busiest(trace: Trace, step: int) -> Busiest:
+    """The stage whose kernels take the longest; of several, the first."""
+    program, kernel = trace.program, _kernels(trace)
+    busy = [
+        Busiest(
+            program.templates[rank_class.template].stage,
+            trace.where(rank=rank_class.members[0], stream=COMPUTE, step=step).only(kernel).busy_ps,
+        )
+        for rank_class in program.classes
+    ]
+    return max(busy, key=lambda each: each.ps)
+
+
+def _bubble(trace: Trace, times: Account, busiest: Busiest | None) -> Bubble:
+    if busiest is None or not times.step_ps:
         return Bubble(of_step=None, of_ideal=None, rank_local=None)
-    busiest = idle = 0
-    table = trace.index
-    kernel = [op.stream == COMPUTE and isinstance(op.work, Kernel | Fixed) for op in table.ops]
-    pipeline = [k and op.phase in "FBIWR" for k, op in zip(kernel, table.ops, strict=True)]
+    idle = 0
+    pipeline = [k and op.phase in "FBIWR" for k, op in zip(_kernels(trace), trace.index.ops, strict=True)]
     for rank_class in trace.program.classes:
         spans = trace.where(rank=rank_class.members[0], stream=COMPUTE, step=times.step)
-        busiest = max(busiest, spans.only(kernel).busy_ps)
         stage = spans.only(pipeline)
         if len(stage):
             idle = max(idle, stage.end_ps - stage.start_ps - stage.busy_ps)
     elsewhere = sum(times.exposed.values()) + times.launch + times.loader
-    bubble = max(0, times.step_ps - busiest - elsewhere)
+    bubble = max(0, times.step_ps - busiest.ps - elsewhere)
     ideal = times.step_ps - bubble
     return Bubble(
         of_step=bubble / times.step_ps,
