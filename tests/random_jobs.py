@@ -10,6 +10,7 @@ import numpy as np
 from emulator.spec.cluster import Cluster, Host
 from emulator.spec.device import DEVICES
 from emulator.spec.errors import JobError, NotAvailableYetError
+from emulator.spec.faults import Fault
 from emulator.spec.job import Job
 from emulator.spec.model import Model
 from emulator.spec.parallel import SCHEDULES, DataParallel, FixedTimes, Layout, Pipeline
@@ -160,4 +161,10 @@ def _fields(draw: _Draw) -> dict[str, Any]:
         "fixed_times": _fixed_times(draw),
         "contention": draw.chance(0.8),
         "collective_algorithm": draw.one("auto", "auto", "ring", "tree", "hierarchical"),
+        "faults": tuple(_fault(draw, pp * dp) for _ in range(draw.one(0, 0, 0, 1, 2))),
     }
+
+
+def _fault(draw: _Draw, ranks: int) -> Fault:
+    factor = draw.one(0.001, 0.3, 0.8, 0.999)
+    return Fault(kind=draw.one("straggler", "nic"), rank=int(draw.numbers.integers(ranks)), factor=factor)

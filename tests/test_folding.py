@@ -26,6 +26,7 @@ from emulator.run.trace import Trace
 from emulator.spec.cluster import Cluster, dgx_h100
 from emulator.spec.device import device
 from emulator.spec.errors import JobError
+from emulator.spec.faults import Fault
 from emulator.spec.job import DataParallel, Job, Layout, Pipeline
 from emulator.spec.model import Model
 
@@ -80,6 +81,13 @@ def jobs(draw: st.DrawFn) -> Job:
             keep_last_layer=draw(st.booleans()),
         ),
     }
+    fault = st.builds(
+        Fault,
+        kind=st.sampled_from(["straggler", "nic"]),
+        rank=st.integers(0, pp * dp - 1),
+        factor=st.sampled_from([0.5, 0.8]),
+    )
+    fields["faults"] = tuple(draw(st.lists(fault, max_size=2)))
     algorithm = draw(st.sampled_from(["auto", "ring", "hierarchical", "tree"]))
     try:
         return Job(**fields, collective_algorithm=algorithm)
@@ -116,6 +124,7 @@ def assert_folding_is_exact(job: Job) -> None:
         np.testing.assert_array_equal(spans_of(trace, rank), spans_of(everyone, rank), err_msg=f"rank {rank}")
     SEEN["examples"] += 1
     SEEN["folded"] += len(folded.classes) < ranks
+    SEEN["something is slow"] += bool(job.faults)
     SEEN["several classes of a stage"] += len(folded.classes) > len(folded.templates)
     SEEN["a shared link binds"] += shared_links_bind(unfolded)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from emulator.spec.cluster import Cluster, dgx_h100
 from emulator.spec.device import DEVICES
 from emulator.spec.errors import JobError, NotAvailableYetError
+from emulator.spec.faults import Fault
 from emulator.spec.job import (
     DataParallel,
     FixedTimes,
@@ -123,7 +124,6 @@ WRONG = [
         {"collective_algorithm": "hierarchical", "layout": Layout(dp_shard=12), "global_batch": 12},
         "of the 12 dp ranks of stage 0 node 0 has 8 and node 1 has 4",
     ),
-    Case({"faults": ({"kind": "gpus"},)}, 'faults.kind = "gpus" must be gpu, hbm'),
     Case({"recovery": {"policy": "retry"}}, 'recovery.policy = "retry" must be restart, shrink or wait'),
 ]
 
@@ -136,7 +136,8 @@ LATER = [
     Case({"layout": Layout(pp=2)}, 'layout.pp = 2 with pipeline.schedule = "1f1b"'),
     Case({"recompute": "selective"}, 'recompute = "selective" is not available yet'),
     Case({"recompute": {"every": 2}}, "recompute = {every = 2} is not available yet"),
-    Case({"faults": ({"kind": "gpu", "rank": 1},)}, "[[faults]] is not available yet"),
+    Case({"faults": (Fault(kind="straggler", factor=0.5, at="2s"),)}, "[[faults]] with at"),
+    Case({"faults": (Fault(kind="gpu"),)}, '[[faults]] with kind = "gpu" is not available yet'),
     Case({"failures": {"rates": "llama3"}}, "[failures] is not available yet"),
     Case({"checkpoint": {"mode": "async"}}, "[checkpoint] is not available yet"),
     Case({"recovery": {"spares": 1}}, "[recovery] is not available yet"),

@@ -2,9 +2,9 @@
 
 The classes are an equitable partition, found by colour refinement of a graph of ranks, groups, directed edges
 of point-to-point transfers, and the links that can bind. Each begins with a colour of what is known of it
-alone: a rank's template, the shape of a group's algorithm, a link's capacity. In each round it takes on the
-colours of its neighbours, counted and not ordered (the order inside a ring must not leak), until no class
-splits any more:
+alone: a rank's template and the speed of its device, the shape of a group's algorithm, the kind of a link and
+its capacity. In each round it takes on the colours of its neighbours, counted and not ordered (the order
+inside a ring must not leak), until no class splits any more:
 
     group   the colours of its members, and of the links it loads with what it puts on each
     edge    its two ends, and the links of its route
@@ -26,6 +26,7 @@ import msgspec
 from emulator.plan.collectives import ALGORITHMS, pattern
 from emulator.plan.program import Collective, Program, Transfer
 from emulator.spec.fabric import GPU_KINDS, Fabric
+from emulator.spec.faults import left_of
 
 Loads = tuple[tuple[int, Hashable], ...]
 """(link, what is put on it) pairs."""
@@ -96,11 +97,13 @@ class _Graph:
         loads = [link for loads in (*self.group_loads, *self.edge_loads) for link, _ in loads]
         self.links = sorted(set(loads))
         self._index = {link: i for i, link in enumerate(self.links)}
-        self.rank_colour = _numbered(seat.template for seat in seats)
+        slow = left_of(program.job.faults, "straggler")
+        self.rank_colour = _numbered((seat.template, slow.get(r, 1)) for r, seat in enumerate(seats))
         self.group_colour = _numbered(self._group_shape(g) for g in range(len(program.groups)))
         self.edge_colour = _numbered(self._edge_shape(*edge) for edge in self.edges)
+        degraded = left_of(program.job.faults, "nic")
         self.link_colour = _numbered(
-            (self.fabric.kind(link), self.fabric.capacity(link)) for link in self.links
+            (self.fabric.kind(link), degraded.get(self.fabric.gpu_of_nic(link), 1)) for link in self.links
         )
 
     def _works(self, template: int) -> tuple[dict[str, tuple[Collective, ...]], tuple[str, ...]]:

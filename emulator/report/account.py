@@ -6,7 +6,7 @@ the step exactly. The law, first match wins:
 
 1. While the compute stream runs a kernel, `alone_ps` of its time goes to `recompute` (phase R), `optimizer`
    (phase O) or `compute` (any other phase), and the rest, which it took because others used the same
-   resources, to `contention`.
+   resources, to `contention`. On a straggler, what a sound device would not have needed goes to `fault`.
 2. While only other streams run kernels (an update inside backward), these count in the same way; a kernel
    that is partly covered by an earlier one counts in proportion.
 3. Otherwise the rank waits: for the next kernel of the compute stream, or for the end of the step. What this
@@ -20,7 +20,7 @@ the step exactly. The law, first match wins:
       `exposed` by axis: one of another axis waits for its other members (stragglers: their delay shows here);
    f. `bubble`: nothing of this rank is under way, as in the fill and drain of a pipeline.
 
-`fault` is time lost to a fault that was at work in this step.
+The delay that a fault on another rank causes here is a wait for that rank, by 3e.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ import numpy as np
 
 from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Op, Transfer
 from emulator.run import intervals
+from emulator.run.cost import kernel_cost
 from emulator.run.trace import Int64, Trace
+from emulator.spec.faults import left_of
 
 AXES = ("tp", "cp", "pp", "dp", "ep")
 """Axes of the report; dp_replicate and dp_shard count as dp."""
@@ -134,6 +136,9 @@ class _RankStep:
         c = trace.columns
         rank_class = trace.program.classes[trace.rank_class(rank)]
         self.ops: tuple[Op, ...] = trace.program.templates[rank_class.template].ops
+        job = trace.program.job
+        self.slow = rank in left_of(job.faults, "straggler")
+        self.device = job.cluster.device
         at = c.op_index[rows]
 
         def by_op(column: Int64) -> list[int]:
@@ -152,6 +157,14 @@ class _RankStep:
         self.kernels = [
             i for i, op in enumerate(self.ops) if isinstance(op.work, Kernel | Fixed) and self.end[i] >= 0
         ]
+
+    def sound_ps(self, op: int) -> int:
+        """How long an op takes alone on a device without a fault."""
+        work = self.ops[op].work
+        if not self.slow or not isinstance(work, Kernel | Fixed):
+            return self.alone[op]
+        sound = work if isinstance(work, Fixed) else kernel_cost(work, self.device)
+        return min(sound.duration_ps, self.alone[op])
 
     def unfinished(self, following: int | None, since: int) -> list[int]:
         """Ops that had not ended at `since` and that this op, or the end of the step, depends on."""
@@ -184,7 +197,9 @@ def _kernels(view: _RankStep, start: int, end: int, totals: dict[str, int]) -> I
             if part <= 0:
                 continue
             own = min(view.alone[i], whole) * part // whole
-            totals[{"R": "recompute", "O": "optimizer"}.get(view.ops[i].phase, "compute")] += own
+            sound = min(view.sound_ps(i), whole) * part // whole
+            totals[{"R": "recompute", "O": "optimizer"}.get(view.ops[i].phase, "compute")] += sound
+            totals["fault"] += own - sound
             totals["contention"] += part - own
         busy = intervals.union(np.concatenate([busy, free]))
     return busy

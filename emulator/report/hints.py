@@ -51,6 +51,12 @@ def hints(
             f"Stage {memory.over.stage} is {gib(memory.over.bytes)} over a GPU's memory, and its "
             f"{memory.over.term} broke it; {_memory_knob(job, memory.over.term)}."
         )
+    parts = {"straggler": "device", "nic": "NIC"}
+    for fault in job.faults:
+        found.append(
+            f"The {parts[fault.kind]} of rank {fault.rank} runs at {float(fault.left):.0%} of its speed, and "
+            "whoever shares a group or a pipeline with it waits for it."
+        )
     device = job.cluster.device
     if job.precision == "fp32" and "bf16" in device.peak_flops and job.fixed_times is None:
         ratio = device.peak_flops["bf16"] / device.peak("fp32")
@@ -98,7 +104,7 @@ def _knob(job: Job, cause: str) -> str:
         f"(cluster.host.launch_seconds = {job.cluster.host.launch_seconds:g})",
         "loader": f"cluster.host.loader_bytes_per_second = {job.cluster.host.loader_bytes_per_second:g} "
         "is too slow",
-        "fault": "see faults",
+        "fault": "this is the rank whose device is slow",
         "exposed pp": f"fewer stages (layout.pp = {layout.pp}) or a faster network would shorten it",
     }.get(cause, f"a smaller layout.{cause.removeprefix('exposed ')} or a faster network would shorten it")
 

@@ -136,6 +136,7 @@ def measure(trace: Trace) -> Report:
         time_ps=times.time_ps(),
         communication=traffic,
         memory=memory,
+        faults=[{"kind": f.kind, "rank": f.rank, "factor": f.factor} for f in job.faults] or None,
         emulation=_emulation(program, len(trace), trace.events, trace.wall_seconds),
         hints=hints(job, times, memory, mfu["causal"], busiest),
     )

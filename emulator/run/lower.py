@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
@@ -29,10 +30,13 @@ from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.network import Wire, collective_wire, transfer_wire
 from emulator.run.pool import Activity, Demands
 from emulator.spec.fabric import Fabric
+from emulator.spec.faults import left_of
 from emulator.spec.units import PS_PER_SECOND, to_ps
 
 SM, TENSOR, VECTOR, HBM, H2D, D2H, LOADER = range(7)
 PER_DEVICE = 7
+CLOCKED = (SM, TENSOR, VECTOR)
+"""What runs at the device's clock, and so slows down with it."""
 RESOURCE_NAMES = ("sm", "tensor", "vector", "hbm", "copy_h2d", "copy_d2h", "loader")
 
 
@@ -123,7 +127,13 @@ class _Lowering:
             self.per_device[resource] = capacity
         self.launch_ps = 0 if job.fixed_times else to_ps(host.launch_seconds)
         self.class_of = {rank: c for c, rc in enumerate(program.classes) for rank in rc.members}
+        self.slow = left_of(job.faults, "straggler")
+        self.degraded = left_of(job.faults, "nic")
         self.capacities = self.per_device * len(program.classes)
+        for c, rank_class in enumerate(program.classes):
+            for resource in CLOCKED:
+                left = self.slow.get(rank_class.members[0], 1)
+                self.capacities[c * PER_DEVICE + resource] = int(self.per_device[resource] * left)
         self.names = [f"rank{rc.members[0]}.{name}" for rc in program.classes for name in RESOURCE_NAMES]
         self.alike: dict[int, list[int]] = defaultdict(list)
         for group in range(len(program.groups)):
@@ -209,16 +219,32 @@ class _Lowering:
         """The ops of one class, with demands on the resources of its device that can bind."""
         base = c * PER_DEVICE
         most = self._fair_hold(c) if base + SM in binding else 0
+        left = self.slow.get(self.program.classes[c].members[0], Fraction(1))
         streams: dict[str, list[Planned]] = {}
         placed: dict[int, Activity | None] = {}
         for index, stream, waits, issue, activity in drafts:
             meeting, hold = meets.get(index, (-1, 0))
             if id(activity) not in placed:
-                placed[id(activity)] = _placed(activity, base, binding)
+                placed[id(activity)] = _placed(self._at_clock(activity, base, left), base, binding)
+            held = int(min(hold, most) * left)
             streams.setdefault(stream, []).append(
-                Planned(index, waits, issue, placed[id(activity)], meeting, min(hold, most))
+                Planned(index, waits, issue, placed[id(activity)], meeting, held)
             )
         return streams
+
+    def _at_clock(self, activity: Activity | None, base: int, left: Fraction) -> Activity | None:
+        """An activity of one device with the level that it has alone there.
+
+        The device's resources begin at `base`, and `left` is what is left of its clock. A fixed time, which
+        asks for nothing, is one of a sound device.
+        """
+        if activity is None:
+            return None
+        rooms = [(self.capacities[base + r] << LEVEL_BITS) // d for r, d in activity.demands]
+        bound = min([activity.bound, *rooms]) if rooms else int(activity.bound * left)
+        if bound == activity.bound:
+            return activity
+        return Activity(activity.demands, activity.length, bound)
 
     def _most(self, resource: int, slot: tuple[object, ...], wanted: int) -> None:
         """Note the most that one slot can want of a resource: in a slot, one activity runs at a time."""
@@ -298,7 +324,7 @@ class _Lowering:
         first = wires[0]
         if not first.length_q:
             return _Fluid(None, parties, 0)
-        rooms = [(self.fabric.capacity(link) << LEVEL_BITS) // d for link, d in first.demands]
+        rooms = [(self._capacity(link) << LEVEL_BITS) // d for link, d in first.demands]
         rooms += [(self.per_device[HBM] << LEVEL_BITS) // first.hbm] if first.hbm else []
         alone = min([first.bound_q, *rooms])
         onto: dict[int, int] = defaultdict(int)
@@ -319,9 +345,12 @@ class _Lowering:
         self.keys[key] = len(self.meetings)
         self.meetings.append(Meeting(name, names, fluid.activity))
 
+    def _capacity(self, link: int) -> int:
+        return int(self.fabric.capacity(link) * self.degraded.get(self.fabric.gpu_of_nic(link), 1))
+
     def _link(self, link: int) -> int:
         if link not in self.links:
             self.links[link] = len(self.capacities)
-            self.capacities.append(self.fabric.capacity(link))
+            self.capacities.append(self._capacity(link))
             self.names.append(self.fabric.name(link))
         return self.links[link]

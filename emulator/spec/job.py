@@ -8,6 +8,7 @@ import msgspec
 from emulator.spec.checks import LARGEST_WHOLE, choice, flag, hint, listed, shown, whole
 from emulator.spec.cluster import Cluster
 from emulator.spec.errors import JobError, NotAvailableYetError
+from emulator.spec.faults import Fault
 from emulator.spec.model import Model
 from emulator.spec.parallel import (
     SCHEDULES,
@@ -50,11 +51,6 @@ MOST_LAYER_PASSES = 1_000_000
 _RECOMPUTE = ("none", "selective", "full")
 _RECOMPUTE_TABLES = ("every", "checkpoints")
 _LATER: dict[str, dict[str, tuple[str, ...]]] = {
-    "faults": {
-        "kind": (
-            "gpu", "hbm", "nvlink", "nic", "link", "switch", "node", "straggler", "loader", "software", "sdc",
-        )
-    },
     "failures": {"rates": ("llama3", "rsc1", "rsc2", "none")},
     "checkpoint": {"mode": ("blocking", "async", "in_memory")},
     "recovery": {"policy": ("restart", "shrink", "wait")},
@@ -90,7 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     contention: bool = True
     """False: all runs as fast as it would alone, whatever it shares (an idealisation, for closed forms)."""
     collective_algorithm: Algorithm = "auto"
-    faults: tuple[Table, ...] = ()
+    faults: tuple[Fault, ...] = ()
     failures: Table = {}
     checkpoint: Table = {}
     recovery: Table = {}
@@ -141,6 +137,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise JobError(
                 f"layout: {layout.product}, but gpus = {self.gpus}; {_right_gpus(layout, self.gpus)}"
             )
+        for fault in self.faults:
+            if fault.rank >= world:
+                raise JobError(f"faults.rank = {fault.rank}: the job has ranks 0 to {world - 1}")
         layers = self.model.layers
         if layout.stages > layers:
             raise JobError(
@@ -237,14 +236,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"(only {' and '.join(PIPELINED)} run so far)"
             )
         for name, words in _LATER.items():
-            value = getattr(self, name)
-            tables: tuple[Table, ...] = (value,) if isinstance(value, dict) else value
-            for table in tables:
-                for key, known in words.items():
-                    if isinstance(table.get(key), str):
-                        choice(f"{name}.{key}", table[key], known)
-            if value:
-                raise NotAvailableYetError(f"[[{name}]]" if name == "faults" else f"[{name}]")
+            table: Table = getattr(self, name)
+            for key, known in words.items():
+                if isinstance(table.get(key), str):
+                    choice(f"{name}.{key}", table[key], known)
+            if table:
+                raise NotAvailableYetError(f"[{name}]")
+        for fault in self.faults:
+            fault.refuse_what_is_not_built()
 
 
 def stage_layers(job: Job) -> tuple[int, ...]:

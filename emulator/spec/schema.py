@@ -144,13 +144,17 @@ def expected(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return listed(str(word) for word in kind.values)
     if isinstance(kind, inspect.VarTupleType):
-        return "a list of tables" if type(kind.item_type) is inspect.DictType else "a list of whole numbers"
+        return "a list of tables" if _of_tables(kind) else "a list of whole numbers"
     return words[type(kind)]
+
+
+def _of_tables(kind: inspect.VarTupleType) -> bool:
+    return isinstance(kind.item_type, inspect.StructType)
 
 
 def _heading(kind: inspect.Type, path: str) -> str:
     if isinstance(kind, inspect.StructType):
         return f": write [{path}] and its fields below"
-    if isinstance(kind, inspect.VarTupleType) and type(kind.item_type) is inspect.DictType:
+    if isinstance(kind, inspect.VarTupleType) and _of_tables(kind):
         return f": write [[{path}]]"
     return ""
