@@ -131,7 +131,8 @@ def _refuse_window(config: Fields, where: str) -> None:
     if size < longest:
         raise JobError(
             f"{where}: sliding_window = {size} is shorter than max_position_embeddings = {longest}; windowed "
-            "attention is not emulated: set sliding_window to null for full causal attention"
+            "attention is not emulated: set sliding_window to null for full causal attention, which is the "
+            f"same up to seq_len = {size}"
         )
 
 

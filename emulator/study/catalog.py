@@ -15,6 +15,9 @@ from emulator.spec.job import PIPELINED, SCHEDULES, Job, stage_layers
 from emulator.spec.model import MODELS
 from emulator.spec.units import GIB, MIB, PIB, TIB
 
+LEGEND = "(M): from general knowledge, not read in a primary text; a default to replace with your own figure"
+"""What the mark in the sources of devices.toml means."""
+
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
@@ -56,7 +59,7 @@ def devices() -> Group:
         )
         headlines = [f"{field}: {text}." for field, text in device.headline.items()]
         notes[name] = " ".join([*headlines, f"Source: {device.source}"])
-    return Group(table, _notes(notes))
+    return Group(table, LEGEND, _notes(notes))
 
 
 def clusters() -> Group:
@@ -140,7 +143,11 @@ def memory_table(memory: Memory) -> str:
     ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     body = "\n".join("  ".join(map(str.rjust, row, widths)) for row in [head, *rows])
-    return f"memory of a rank at its peak, MiB of {gib(memory.capacity_bytes)}\n{body}\n{memory.verdict()}"
+    title = (
+        f"memory of a rank at its peak, MiB of {gib(memory.capacity_bytes)}; in the order of issue, so what "
+        "overlaps in run can hold more or less"
+    )
+    return f"{title}\n{body}\n{memory.verdict()}"
 
 
 def _or_dash(tflops: float) -> str:
