@@ -153,6 +153,7 @@ def test_wrong_command_lines(arguments: list[str], says: str, capsys: Capture) -
     ("option", "says"),
     [
         (["--timeline", "out.gif"], '--timeline "out.gif" must end in .png, .svg or .pdf'),
+        (["--trace", "out.txt"], '--trace "out.txt" must end in .json or .json.gz, or be a directory'),
         (["--json", "/dev/null/report.json"], "/dev/null is not a directory that can be written to"),
         (["--json", "/tmp"], '--json "/tmp" is a directory, not a file'),
         (["--steps", "0"], "steps = 0 must be at least 1"),
@@ -187,6 +188,11 @@ def test_no_command_prints_help(capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert "catalog" in out
     assert err == ""
+
+
+def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"emulator {emulator.__version__}\n"
 
 
 def test_run_prints_only_json_on_request(gpipe: str, capsys: Capture) -> None:
