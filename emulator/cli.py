@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emulator.plan import plan
@@ -250,11 +251,14 @@ def _catalog(
     """Print what can be named in a job, with sources."""
     if what is not None:
         choice("catalog", what, tuple(catalogue.TABLES))
-    # A pipe or a file has no width to keep to.
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+    tables = [catalogue.TABLES[name]() for name in ([what] if what else catalogue.TABLES)]
+    # A pipe or a file has no width to keep to; a terminal that is too narrow breaks lines, not figures.
+    wide = Console(width=_WIDE)
+    needed = max(Measurement.get(wide, wide.options, table).minimum for table in tables)
+    console = Console(width=max(Console().width, needed)) if sys.stdout.isatty() else wide
     with console.capture() as captured:
-        for name in [what] if what else catalogue.TABLES:
-            console.print(catalogue.TABLES[name]())
+        for table in tables:
+            console.print(table)
     _print(captured.get().rstrip("\n"))
     return 0
 

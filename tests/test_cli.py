@@ -347,6 +347,24 @@ def test_catalog_names_everything(capsys: Capture) -> None:
         assert name in out
 
 
+@pytest.mark.parametrize("what", ["devices", "clusters", "models", "schedules"])
+def test_a_narrow_terminal_cuts_no_figure(
+    what: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["catalog", what]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for figure in {
+        "devices": ("h100-96gb-500w", "132/144", "494.5", "179.1"),
+        "clusters": ("llama3-24k", "8 x 192 x 2 x 8", "415 million", "24.3 (bf16)"),
+        "models": ("megatron-1t", "1,008,038,758,400"),
+        "schedules": ("interleaved_1f1b",),
+    }[what]:
+        assert figure in out
+
+
 def test_a_run_beyond_the_clock_is_refused(tmp_path: Path, capsys: Capture) -> None:
     """64-bit picoseconds hold 106 days; a host that takes a year to launch a kernel is a slip of the pen."""
     path = written(tmp_path, "[data_parallel]\nsharding = 'none'")
