@@ -17,6 +17,7 @@ from emulator.spec.device import Device
 from emulator.spec.errors import JobError
 from emulator.spec.job import DataParallel, FixedTimes, Job, Layout, Pipeline
 from emulator.spec.model import Model
+from emulator.version import __version__
 
 __all__ = [
     "Cluster",
@@ -30,6 +31,7 @@ __all__ = [
     "Model",
     "Pipeline",
     "Result",
+    "__version__",
     "clusters",
     "devices",
     "models",

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emulator.plan import plan
@@ -32,6 +33,7 @@ from emulator.spec.errors import JobError, NotAvailableYetError
 from emulator.spec.load import load_job, load_model
 from emulator.study import catalog as catalogue
 from emulator.study.estimate import estimate as estimate_model
+from emulator.version import __version__
 
 _PICTURE_ENDS = (".png", ".svg", ".pdf")
 _TRACE_ENDS = (".json", ".json.gz")
@@ -113,7 +115,13 @@ def _usage(error: Exception) -> str:
 
 
 @app.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        _print(f"emulator {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         _print(context.get_help())
 
@@ -243,11 +251,14 @@ def _catalog(
     """Print what can be named in a job, with sources."""
     if what is not None:
         choice("catalog", what, tuple(catalogue.TABLES))
-    # A pipe or a file has no width to keep to.
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+    tables = [catalogue.TABLES[name]() for name in ([what] if what else catalogue.TABLES)]
+    # A pipe or a file has no width to keep to; a terminal that is too narrow breaks lines, not figures.
+    wide = Console(width=_WIDE)
+    needed = max(Measurement.get(wide, wide.options, table).minimum for table in tables)
+    console = Console(width=max(Console().width, needed)) if sys.stdout.isatty() else wide
     with console.capture() as captured:
-        for name in [what] if what else catalogue.TABLES:
-            console.print(catalogue.TABLES[name]())
+        for table in tables:
+            console.print(table)
     _print(captured.get().rstrip("\n"))
     return 0
 
@@ -276,7 +287,9 @@ def _check_target(
         raise JobError(f"{option} {shown(target)} must be the name of a file{only}")
     if path.is_dir() and not directory:
         raise JobError(f"{option} {shown(target)} is a directory, not a file")
-    if directory and path.exists() and not path.is_dir() and not path.name.endswith(_TRACE_ENDS):
+    # A name such as out.txt would become a directory, which nobody means; traces.2 or traces.x/ may be one.
+    meant = path.exists() or (path.suffix[1:].isalpha() and not target.endswith("/"))
+    if directory and meant and not path.is_dir() and not path.name.endswith(_TRACE_ENDS):
         raise JobError(f"{option} {shown(target)} must end in {listed(_TRACE_ENDS)}, or be a directory")
     if ends and not path.name.endswith(ends):
         raise JobError(f"{option} {shown(target)} must end in {listed(ends)}")

@@ -26,6 +26,14 @@ class Result(NamedTuple):
     trace: Trace
     program: Program
 
+    def __repr__(self) -> str:
+        """Say in one line what happened; a report, a trace and a program written out fill pages."""
+        return f"<Result: {self.trace!r}; .report, .trace and .program have the rest>"
+
+    def __str__(self) -> str:
+        """Return the report as text."""
+        return str(self.report)
+
     def save_trace(self, path: str | Path) -> None:
         """Write the timeline as a Chrome trace (.json, .json.gz, or a directory with a file per rank)."""
         save_trace(self.trace, Path(path))

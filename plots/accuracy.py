@@ -198,7 +198,7 @@ def draw(points: Sequence[Point] | None = None) -> Figure:
         )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     ax.set_xlabel("measured seconds a step")
-    ax.set_ylabel("predicted")
+    ax.set_ylabel("predicted seconds a step")
     ax.set_title("Predicted against measured steps (number of runs: median signed error)", loc="left")
     ax.grid(alpha=0.3)
     ax.legend(loc="upper left", fontsize=9)

@@ -153,6 +153,7 @@ def test_wrong_command_lines(arguments: list[str], says: str, capsys: Capture) -
     ("option", "says"),
     [
         (["--timeline", "out.gif"], '--timeline "out.gif" must end in .png, .svg or .pdf'),
+        (["--trace", "out.txt"], '--trace "out.txt" must end in .json or .json.gz, or be a directory'),
         (["--json", "/dev/null/report.json"], "/dev/null is not a directory that can be written to"),
         (["--json", "/tmp"], '--json "/tmp" is a directory, not a file'),
         (["--steps", "0"], "steps = 0 must be at least 1"),
@@ -187,6 +188,11 @@ def test_no_command_prints_help(capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert "catalog" in out
     assert err == ""
+
+
+def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"emulator {emulator.__version__}\n"
 
 
 def test_run_prints_only_json_on_request(gpipe: str, capsys: Capture) -> None:
@@ -339,6 +345,24 @@ def test_catalog_names_everything(capsys: Capture) -> None:
     out = capsys.readouterr().out
     for name in ("trainium2", "dgx-a100", "megatron-1t", "8,030,261,248", "dualpipev", "not available yet"):
         assert name in out
+
+
+@pytest.mark.parametrize("what", ["devices", "clusters", "models", "schedules"])
+def test_a_narrow_terminal_cuts_no_figure(
+    what: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["catalog", what]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for figure in {
+        "devices": ("h100-96gb-500w", "132/144", "494.5", "179.1"),
+        "clusters": ("llama3-24k", "8 x 192 x 2 x 8", "415 million", "24.3 (bf16)"),
+        "models": ("megatron-1t", "1,008,038,758,400"),
+        "schedules": ("interleaved_1f1b",),
+    }[what]:
+        assert figure in out
 
 
 def test_a_run_beyond_the_clock_is_refused(tmp_path: Path, capsys: Capture) -> None:

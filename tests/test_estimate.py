@@ -49,6 +49,13 @@ def test_course_notes_activations() -> None:
     assert "33.8 GB" in llama().text()
 
 
+def test_no_sequence_is_longer_than_the_positions_of_the_model() -> None:
+    """GPT-3 has 2,048 of them."""
+    e = estimate(model("gpt3-175b"), tokens=1e9, gpus=1, device=H100, tflops=400, mfu=None)
+    assert e.activation_bytes_one_tensor == 96 * 2048 * 12288 * 2
+    assert "one sequence of 2048 tokens" in e.text()
+
+
 @pytest.mark.parametrize(
     ("days", "parameters", "tokens", "gpus", "rate", "recompute"),
     [

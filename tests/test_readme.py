@@ -9,11 +9,17 @@ import contextlib
 import io
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from emulator import Cluster, DataParallel, Job, Layout, Pipeline, clusters, models
 from emulator.cli import main
+from emulator.plan import plan
+from emulator.report.memory import memory_by_stage
+from emulator.spec.load import load_job
+from emulator.spec.units import GIB
 from plots.accuracy import point, rows, table
 
 README = Path(__file__).parents[1] / "README.md"
@@ -49,6 +55,53 @@ def test_output_is_what_the_program_prints(command: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("number", range(len(SNIPPET.findall(README.read_text()))))
 def test_snippet_runs(number: int) -> None:
     exec(compile(SNIPPET.findall(README.read_text())[number], f"README snippet {number}", "exec"), {})
+
+
+def test_the_job_file_shows_every_field_that_works_with_its_default(tmp_path: Path) -> None:
+    """What is not built yet is left out, and nothing else."""
+    _, shown, cluster = JOB.findall(README.read_text())
+    (tmp_path / "job.toml").write_text(shown)
+    job = load_job(str(tmp_path / "job.toml"))
+    assert job == Job(
+        model=models.LLAMA3_8B, cluster=clusters.dgx_h100(nodes=8), seq_len=8192, global_batch=64
+    )
+    table = tomllib.loads(shown)
+    left_out = {
+        Job: {"gpus", "seed", "recompute", "fixed_times", "faults", "failures", "checkpoint", "recovery"},
+        Layout: {"tp", "cp", "ep", "virtual_stages", "sequence_parallel", "context"},
+    }
+    for kind, keys in (
+        (Job, table),
+        (Layout, table["layout"]),
+        (Pipeline, table["pipeline"]),
+        (DataParallel, table["data_parallel"]),
+        (Cluster, tomllib.loads(cluster)["cluster"] | {"name": "", "source": ""}),
+    ):
+        assert set(keys) == set(kind.__struct_fields__) - left_out.get(kind, set()), kind.__name__
+    (tmp_path / "own.toml").write_text(
+        shown.split("cluster =")[0] + "seq_len = 8192\nglobal_batch = 64\n" + cluster
+    )
+    assert load_job(str(tmp_path / "own.toml")).cluster.nic_gbit_per_gpu == 200
+
+
+def test_llama_3_70b_fits_as_the_limits_say() -> None:
+    short, long = (
+        memory_by_stage(
+            plan(
+                Job(
+                    model=models.LLAMA3_70B,
+                    cluster=clusters.dgx_h100(nodes=32),
+                    layout=Layout(dp_shard=256),
+                    seq_len=seq_len,
+                    global_batch=256,
+                )
+            )
+        )
+        for seq_len in (2048, 4096)
+    )
+    assert short.fits
+    assert not long.fits
+    assert f"with 4,096, which need {long.stages[0].peak / GIB:.0f} GiB" in README.read_text()
 
 
 def test_pictures_are_there() -> None:

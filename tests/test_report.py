@@ -411,6 +411,13 @@ def test_the_text_fits_a_terminal_and_names_units() -> None:
     assert "9.86%  of the step; 10.94% of the ideal" in pipeline
 
 
+def test_a_result_prints_its_report_and_fills_one_line_of_a_prompt() -> None:
+    result = simulate(job(pp=2, microbatches=2))
+    assert str(result) == str(result.report)
+    assert len(repr(result)) < 200
+    assert str(result.trace.end_ps) in repr(result)
+
+
 def test_hints_name_the_largest_cost_and_its_knob() -> None:
     report = measure(run(gpipe(8, 8, US, 2 * US)))
     assert report.hints[0].startswith("The pipeline bubble takes 46.7% of the step")

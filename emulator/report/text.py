@@ -52,12 +52,17 @@ def _title(job: dict[str, Any]) -> str:
     layout, data = job["layout"], job["data_parallel"]
     degrees = [f"{axis} {layout[axis]}" for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")]
     shown = ", ".join(d for d in degrees if not d.endswith(" 1")) or "1 rank"
+    replicas = layout["dp_replicate"] * layout["dp_shard"]
+    sharding = f"; {data['sharding']}" if replicas > 1 else ""
     schedule = f"; {job['pipeline']['schedule']}" if layout["pp"] > 1 else ""
+    microbatches = counted(
+        job["global_batch"] // (job["micro_batch"] * replicas), "microbatch", "microbatches"
+    )
     lines = [
         f"{job['model']['name']} on {job['gpus']} x {job['cluster']['device']['name']} "
         f"({job['cluster']['name']}), {job['precision']}",
-        f"{shown}; {data['sharding']}{schedule}; {job['global_batch']} sequences of "
-        f"{job['seq_len']} tokens a step, {job['micro_batch']} a microbatch",
+        f"{shown}{sharding}{schedule}; {job['global_batch']} sequences of {job['seq_len']} tokens a step, "
+        f"{microbatches} of {job['micro_batch']} a replica",
     ]
     return "\n".join(lines)
 
@@ -93,9 +98,10 @@ def _speed(report: Report) -> str:
             _row(
                 "bubble",
                 f"{bubble.of_step:.2%}",
-                f"of the step; {bubble.of_ideal:.2%} of the ideal; rank-local {bubble.rank_local:.2%}",
+                f"of the step; {bubble.of_ideal:.2%} of the ideal, which the busiest stage sets",
             )
         )
+        lines.append(_row("", "", f"rank-local {bubble.rank_local:.2%}: what the idlest stage waits"))
     return "\n".join(lines)
 
 

@@ -36,7 +36,10 @@ def read(path: Path) -> Fields:
             "models are emulated so far"
         )
     if kind not in _DECODERS:
-        raise JobError(f"{where}: model_type {kind!r} is not one of {', '.join(_DECODERS)}")
+        raise JobError(
+            f"{where}: model_type {kind!r} is not one of {', '.join(_DECODERS)}; a [model] table in the job "
+            "takes any dense shape"
+        )
     reader = {"gpt2": _gpt2, "opt": _opt}.get(kind, _llama_like)
     name = config.get("_name_or_path")
     stem = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
@@ -131,7 +134,8 @@ def _refuse_window(config: Fields, where: str) -> None:
     if size < longest:
         raise JobError(
             f"{where}: sliding_window = {size} is shorter than max_position_embeddings = {longest}; windowed "
-            "attention is not emulated: set sliding_window to null for full causal attention"
+            "attention is not emulated: set sliding_window to null for full causal attention, which is the "
+            f"same up to seq_len = {size}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -15,16 +16,30 @@ from emulator.spec.job import PIPELINED, SCHEDULES, Job, stage_layers
 from emulator.spec.model import MODELS
 from emulator.spec.units import GIB, MIB, PIB, TIB
 
+LEGEND = "(M): from general knowledge, not read in a primary text; a default to replace with your own figure"
+"""What the mark in the sources of devices.toml means."""
+
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    """Table with columns of words, then columns of numbers."""
-    table = Table(title=title, title_justify="left")
+def _table(title: str, left: Sequence[str], right: Sequence[str], prose: Sequence[str] = ()) -> Table:
+    """Table with columns of words, of numbers, and of prose that may be broken into lines."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name in left:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True, vertical="top" if prose else "bottom")
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    for name in prose:
+        table.add_column(name)
+    return table
+
+
+def _uncut(table: Table) -> Table:
+    """Give the columns that are not prose the width of their longest line, so that no figure is cut."""
+    for column in table.columns:
+        if column.no_wrap:
+            lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+            column.min_width = max(map(len, lines))
     return table
 
 
@@ -40,7 +55,7 @@ def _notes(lines: Mapping[str, str]) -> Table:
 
 def devices() -> Group:
     """Peaks, memory and links of every device; below, headlines that differ, and sources."""
-    numbers = [*_PRECISIONS, "HBM GiB", "HBM GB/s", "SMs", "scale-up GB/s", "NIC GB/s"]
+    numbers = [*_PRECISIONS, "HBM\nGiB", "HBM\nGB/s", "SMs,\non die", "scale-up\nGB/s", "NIC\nGB/s"]
     table = _table("devices: dense peaks in TFLOP/s; links in one direction", ["name"], numbers)
     notes = {}
     for name, device in DEVICES.items():
@@ -50,18 +65,26 @@ def devices() -> Group:
             *peaks,
             f"{device.hbm_bytes / GIB:.1f}",
             f"{device.hbm_bytes_per_second / 1e9:,.0f}",
-            f"{device.sms} of {device.sms_on_die}",
+            f"{device.sms}/{device.sms_on_die}",
             f"{device.scale_up_bytes_per_second / 1e9:,.4g}",
             f"{device.nic_bytes_per_second / 1e9:,.4g}",
         )
         headlines = [f"{field}: {text}." for field, text in device.headline.items()]
         notes[name] = " ".join([*headlines, f"Source: {device.source}"])
-    return Group(table, _notes(notes))
+    return Group(_uncut(table), LEGEND, _notes(notes))
 
 
 def clusters() -> Group:
     """Every cluster of the catalogue read as one machine, at its default size."""
-    numbers = ["GPUs", "pods x racks x nodes x GPUs", "HBM", "FP32 cores", "tensor cores", "dense EFLOP/s"]
+    numbers = [
+        "GPUs",
+        "pods x racks\nx nodes x GPUs",
+        "HBM by\nthe label",
+        "HBM by\nthe driver",
+        "FP32\ncores",
+        "tensor\ncores",
+        "dense\nEFLOP/s",
+    ]
     title = "clusters: totals at the default size; name:NODES takes another"
     table = _table(title, ["name", "device"], numbers)
     for name, cluster in CLUSTERS.items():
@@ -72,12 +95,13 @@ def clusters() -> Group:
             cluster.device.name,
             f"{totals.gpus:,}",
             f"{totals.pods} x {racks_per_pod} x {cluster.nodes_per_rack} x {cluster.gpus_per_node}",
-            f"{_pib(totals.hbm_label_bytes)} by the label\n{_pib(totals.hbm_bytes)} by the driver",
+            _pib(totals.hbm_label_bytes),
+            _pib(totals.hbm_bytes),
             _count(totals.fp32_units),
             _count(totals.tensor_cores),
             f"{totals.peak_flops / 1e18:.3g} ({totals.precision})",
         )
-    return Group(table, _notes({name: cluster.source for name, cluster in CLUSTERS.items()}))
+    return Group(_uncut(table), _notes({name: cluster.source for name, cluster in CLUSTERS.items()}))
 
 
 def models() -> Group:
@@ -88,15 +112,15 @@ def models() -> Group:
         shape = (model.layers, model.hidden, model.ffn_hidden, model.heads, model.kv_heads, model.vocab)
         numbers = [f"{number:,}" for number in (model.parameters, *shape)]
         table.add_row(name, *numbers)
-    return Group(table, _notes({name: model.source for name, model in MODELS.items()}))
+    return Group(_uncut(table), _notes({name: model.source for name, model in MODELS.items()}))
 
 
 def schedules() -> Table:
     """Pipeline schedules, and which of them run."""
-    table = _table("schedules", ["name", "what it does"], [])
+    table = _table("schedules", ["name"], [], ["what it does"])
     for name, text in SCHEDULES.items():
         table.add_row(name, text if name in PIPELINED else f"{text} (with pp > 1 not available yet)")
-    return table
+    return _uncut(table)
 
 
 TABLES: dict[str, Callable[[], Group | Table]] = {
@@ -140,7 +164,11 @@ def memory_table(memory: Memory) -> str:
     ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     body = "\n".join("  ".join(map(str.rjust, row, widths)) for row in [head, *rows])
-    return f"memory of a rank at its peak, MiB of {gib(memory.capacity_bytes)}\n{body}\n{memory.verdict()}"
+    title = (
+        f"memory of a rank at its peak, MiB of {gib(memory.capacity_bytes)}; in the order of issue, so what "
+        "overlaps in run can hold more or less"
+    )
+    return f"{title}\n{body}\n{memory.verdict()}"
 
 
 def _or_dash(tflops: float) -> str:

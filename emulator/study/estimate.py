@@ -83,8 +83,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     seconds_with_full_recompute: float
     """8ND: a second forward pass in backward (arXiv 2104.04473, section 5.1)."""
     states: tuple[State, ...]
+    seq_len: int
+    """SEQ_LEN, or the longest sequence that the model has positions for."""
     activation_bytes_one_tensor: int
-    """One 16-bit hidden state per layer for one sequence of SEQ_LEN tokens."""
+    """One 16-bit hidden state per layer for one sequence of seq_len tokens."""
     band: Band
     verdict: str
     assumptions: tuple[str, ...]
@@ -135,7 +137,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
             rows.append(("", f"  {state.accounting.terms}"))
         one = self.activation_bytes_one_tensor
         rows.append(
-            ("activations", f"{one / GB:.1f} GB for one tensor per layer, one sequence of {SEQ_LEN} tokens")
+            (
+                "activations",
+                f"{one / GB:.3g} GB for one tensor per layer, one sequence of {self.seq_len} tokens",
+            )
         )
         rows.append(("verdict", self.verdict))
         rows += [("assumed" if i == 0 else "", text) for i, text in enumerate(self.assumptions)]
@@ -176,6 +181,7 @@ def estimate(
     rate = _rate(device, precision, tflops, mfu, assumptions)
     flops = 6.0 * model.parameters * tokens
     band, verdict = judge(rate / peak)
+    seq_len = min(SEQ_LEN, model.learned_positions or SEQ_LEN)
     return Estimate(
         model=model.name,
         device=device.name,
@@ -190,7 +196,8 @@ def estimate(
         seconds=training_seconds(model.parameters, tokens, gpus, rate),
         seconds_with_full_recompute=training_seconds(model.parameters, tokens, gpus, rate, recompute=True),
         states=tuple(_state(model, device, accounting) for accounting in ACCOUNTINGS),
-        activation_bytes_one_tensor=model.layers * SEQ_LEN * model.hidden * 2,
+        seq_len=seq_len,
+        activation_bytes_one_tensor=model.layers * seq_len * model.hidden * 2,
         band=band,
         verdict=verdict,
         assumptions=tuple(assumptions),
@@ -277,11 +284,12 @@ def _state(model: Model, device: Device, accounting: Accounting) -> State:
 
 
 def _state_line(state: State, device: str) -> str:
+    whose = "by the label" if state.accounting.name == ACCOUNTINGS[0].name else "by the driver"
     size = f"{state.bytes / TB:.1f} TB" if state.bytes >= TB else f"{state.bytes / GB:.1f} GB"
     return (
         f"{state.accounting.bytes_per_parameter} B a parameter ({state.accounting.name}): {size} = "
-        f"{state.devices:.1f} {device} of {state.device_bytes / GB:.1f} GB, so {state.devices_needed}; "
-        f"one holds {state.largest_model / 1e9:.1f} billion parameters"
+        f"{state.devices:.3g} {device} of {state.device_bytes / GB:.1f} GB {whose}, "
+        f"so {state.devices_needed}; one holds {state.largest_model / 1e9:.1f} billion parameters"
     )
 
 
