@@ -20,6 +20,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emulator.plan import plan
+from emulator.plan.program import Program
 from emulator.plan.schedule import grid, schedule, to_csv
 from emulator.plan.text import show as show_program
 from emulator.report.export import replacing, save_trace
@@ -27,6 +28,7 @@ from emulator.report.memory import memory_by_stage
 from emulator.report.metrics import Report, measure, unmeasured
 from emulator.run import DeadlockError
 from emulator.run import run as play
+from emulator.run.trace import Trace
 from emulator.spec.checks import choice, listed, shown
 from emulator.spec.device import device as device_named
 from emulator.spec.errors import JobError, NotAvailableYetError
@@ -160,13 +162,7 @@ def _run(
         _write_report(unmeasured(program, "not run", memory.verdict()), json_file)
         return 1
     try:
-        with _progress() as progress:
-            trace = play(program, progress=progress)
-    except OverflowError:
-        raise JobError(
-            "the run takes longer than 2**63 ps = 106 days, which the clock cannot hold; look for a rate "
-            "that is too low or a time that is too long"
-        ) from None
+        trace = _played(program)
     except DeadlockError as error:
         _write_report(unmeasured(program, "deadlock", str(error)), json_file)
         return 1
@@ -184,12 +180,32 @@ def _run(
 
 @app.command("check")
 def _check(job: JobArgument, sets: SetOption = None) -> int:
-    """Print sizes, memory by stage and the verdict, without playing a step."""
+    """Print sizes, memory by stage and the verdict: as planned, and, if that fits, as played."""
     program = plan(load_job(job, sets or []))
-    memory = memory_by_stage(program)
     _print(catalogue.sizes(program.job))
-    _print(catalogue.memory_table(memory))
+    planned = memory_by_stage(program)
+    if not planned.fits:
+        _print(catalogue.memory_table(planned, "as planned, in the order of issue"))
+        return 1
+    try:
+        memory = memory_by_stage(program, _played(program))
+    except DeadlockError as error:
+        _print(str(error))
+        return 1
+    _print(catalogue.memory_table(memory, "as played"))
     return 0 if memory.fits else 1
+
+
+def _played(program: Program) -> Trace:
+    """Play a program, with progress on a terminal; raises DeadlockError, or JobError where time runs out."""
+    try:
+        with _progress() as progress:
+            return play(program, progress=progress)
+    except OverflowError:
+        raise JobError(
+            "the run takes longer than 2**63 ps = 106 days, which the clock cannot hold; look for a rate "
+            "that is too low or a time that is too long"
+        ) from None
 
 
 @app.command("show")

@@ -18,6 +18,7 @@ from emulator import Cluster, DataParallel, Job, Layout, Pipeline, clusters, mod
 from emulator.cli import main
 from emulator.plan import plan
 from emulator.report.memory import memory_by_stage
+from emulator.spec.faults import Fault
 from emulator.spec.load import load_job
 from emulator.spec.units import GIB
 from plots.accuracy import point, rows, table
@@ -59,7 +60,7 @@ def test_snippet_runs(number: int) -> None:
 
 def test_the_job_file_shows_every_field_that_works_with_its_default(tmp_path: Path) -> None:
     """What is not built yet is left out, and nothing else."""
-    _, shown, cluster = JOB.findall(README.read_text())
+    _, shown, cluster, faults = JOB.findall(README.read_text())
     (tmp_path / "job.toml").write_text(shown)
     job = load_job(str(tmp_path / "job.toml"))
     assert job == Job(
@@ -82,6 +83,10 @@ def test_the_job_file_shows_every_field_that_works_with_its_default(tmp_path: Pa
         shown.split("cluster =")[0] + "seq_len = 8192\nglobal_batch = 64\n" + cluster
     )
     assert load_job(str(tmp_path / "own.toml")).cluster.nic_gbit_per_gpu == 200
+    (tmp_path / "slow.toml").write_text(shown + faults)
+    assert load_job(str(tmp_path / "slow.toml"), ["layout.dp_shard=64"]).faults == (
+        Fault(kind="straggler", rank=17, factor=0.8),
+    )
 
 
 def test_llama_3_70b_fits_as_the_limits_say() -> None:

@@ -151,8 +151,8 @@ def sizes(job: Job) -> str:
     return "\n".join(f"{name:<14}{text}" for name, text in lines.items())
 
 
-def memory_table(memory: Memory) -> str:
-    """Lay out the memory of every stage by term in MiB, with the verdict below."""
+def memory_table(memory: Memory, how: str) -> str:
+    """Lay out the memory of every stage by term in MiB, with the verdict below; `how` it was found."""
     head = ["stage", *TERMS, "peak", "in flight"]
     rows = [
         [
@@ -164,10 +164,7 @@ def memory_table(memory: Memory) -> str:
     ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     body = "\n".join("  ".join(map(str.rjust, row, widths)) for row in [head, *rows])
-    title = (
-        f"memory of a rank at its peak, MiB of {gib(memory.capacity_bytes)}; in the order of issue, so what "
-        "overlaps in run can hold more or less"
-    )
+    title = f"memory of a rank at its peak, MiB of {gib(memory.capacity_bytes)}, {how}"
     return f"{title}\n{body}\n{memory.verdict()}"
 
 
