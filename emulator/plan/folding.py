@@ -14,22 +14,28 @@ inside a ring must not leak), until no class splits any more:
 Two members of a class then meet, in every round of the future, the same crowd on the same links, so the
 unique max-min levels are equal and one member speaks for all. Links that can never bind are left out: the
 NICs of the job beneath a leaf or a pod stay, all together, within what its uplink carries.
+
+Colours are integers in arrays. A crowd is told from another by the sum of the hashes of who is in it, so a
+round is a few array operations; that no two were taken for the same is checked once, exactly, at the end.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from emulator.plan.collectives import ALGORITHMS, pattern
 from emulator.plan.program import Collective, Program, Transfer
 from emulator.spec.fabric import GPU_KINDS, Fabric
 from emulator.spec.faults import left_of
 
-Loads = tuple[tuple[int, Hashable], ...]
-"""(link, what is put on it) pairs."""
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
 
 
 def fold(program: Program) -> Program:
@@ -40,38 +46,83 @@ def fold(program: Program) -> Program:
     graph = _Graph(program)
     graph.refine()
     members: dict[int, list[int]] = defaultdict(list)
-    for rank, colour in enumerate(graph.rank_colour):
+    for rank, colour in enumerate(graph.ranks.tolist()):
         members[colour].append(rank)
     seats = program.classes
     classes = tuple(
         msgspec.structs.replace(seats[ranks[0]], members=tuple(ranks)) for ranks in members.values()
     )
+    links = graph.link_ids
     return msgspec.structs.replace(
         program,
         classes=classes,
         seats=seats,
-        group_class=tuple(_first_of(graph.group_colour)),
-        link_class=dict(
-            zip(graph.links, (graph.links[i] for i in _first_of(graph.link_colour)), strict=True)
-        ),
+        group_class=tuple(_first_of(graph.groups).tolist()),
+        link_class=dict(zip(links.tolist(), links[_first_of(graph.links)].tolist(), strict=True)),
     )
 
 
-def _first_of(colours: Sequence[int]) -> Iterable[int]:
+def _first_of(colours: Int64) -> Int64:
     """For each index the first index of the same colour."""
-    first: dict[int, int] = {}
-    return [first.setdefault(colour, index) for index, colour in enumerate(colours)]
+    _, first, inverse = np.unique(colours, return_index=True, return_inverse=True)
+    return first[inverse]
 
 
-def _numbered(keys: Iterable[Hashable]) -> list[int]:
+def _numbered(keys: Iterable[Hashable]) -> Int64:
     """Equal keys get equal numbers, counted in the order in which they first come."""
     number: dict[Hashable, int] = {}
-    return [number.setdefault(key, len(number)) for key in keys]
+    return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
 
 
-def _crowd(colours: Iterable[Hashable]) -> frozenset[tuple[Hashable, int]]:
-    """A multiset as a value: what there is, and how often."""
-    return frozenset(Counter(colours).items())
+def _mixed(values: Int64 | UInt64) -> UInt64:
+    """Scatter 64-bit values so that sums of them tell crowds apart (the finalizer of SplitMix64)."""
+    x = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class _Relation(NamedTuple):
+    """Who is next to whom: rows of an entity, a neighbour and a tag that says how."""
+
+    owner: Int64
+    other: Int64
+    tag: Int64
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, int]]) -> _Relation:
+        """Relation of these rows."""
+        table = np.array(list(rows), dtype=np.int64).reshape(-1, 3)
+        return cls(*table.T)
+
+    def turned(self) -> _Relation:
+        """The same, seen from the neighbours."""
+        return _Relation(self.other, self.owner, self.tag)
+
+
+def _recoloured(colours: Int64, neighbours: Sequence[tuple[_Relation, Int64]]) -> Int64:
+    """Colours that tell apart what has another colour or other neighbours, counted and not ordered."""
+    hashes = _mixed(colours)
+    for relation, theirs in neighbours:
+        crowds = np.zeros(len(colours), dtype=np.uint64)
+        who = _mixed(_mixed(theirs)[relation.other] ^ _mixed(relation.tag))
+        np.add.at(crowds, relation.owner, who)
+        hashes = _mixed(hashes ^ _mixed(crowds))
+    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
+
+
+def _alike(colours: Int64, relation: _Relation, theirs: Int64) -> bool:
+    """Whether all entities of a colour have the same crowd of neighbours: exactly, without hashes."""
+    code = relation.tag * (int(theirs.max(initial=0)) + 1) + theirs[relation.other]
+    order = np.lexsort((code, relation.owner))
+    owner, code = relation.owner[order], code[order]
+    count = np.bincount(owner, minlength=len(colours))
+    begin = np.cumsum(count) - count
+    first = _first_of(colours)
+    if not np.array_equal(count, count[first]):
+        return False
+    place = np.arange(len(owner)) - begin[owner]
+    return np.array_equal(code, code[begin[first[owner]] + place])
 
 
 class _Graph:
@@ -84,26 +135,41 @@ class _Graph:
         assert all(seat.members == (rank,) for rank, seat in enumerate(seats)), "already folded"
         self.works = [self._works(template) for template in range(len(program.templates))]
         self.binding = self._binding(len(seats))
-        self.edges = [
+        edges = [
             (rank, seat.peers[peer], peer)
             for rank, seat in enumerate(seats)
             for peer in self.works[seat.template][1]
         ]
-        self.group_loads = [self._group_loads(g) for g in range(len(program.groups))]
-        self.edge_loads: list[Loads] = [
-            tuple((link, 1) for link in self.fabric.route(src, dst) if self._may_bind(link))
-            for src, dst, _ in self.edges
-        ]
-        loads = [link for loads in (*self.group_loads, *self.edge_loads) for link, _ in loads]
-        self.links = sorted(set(loads))
-        self._index = {link: i for i, link in enumerate(self.links)}
-        slow = left_of(program.job.faults, "straggler")
-        self.rank_colour = _numbered((seat.template, slow.get(r, 1)) for r, seat in enumerate(seats))
-        self.group_colour = _numbered(self._group_shape(g) for g in range(len(program.groups)))
-        self.edge_colour = _numbered(self._edge_shape(*edge) for edge in self.edges)
-        degraded = left_of(program.job.faults, "nic")
-        self.link_colour = _numbered(
-            (self.fabric.kind(link), degraded.get(self.fabric.gpu_of_nic(link), 1)) for link in self.links
+        loads = [self._group_loads(g) for g in range(len(program.groups))]
+        routes = [tuple(filter(self._may_bind, self.fabric.route(src, dst))) for src, dst, _ in edges]
+        used = {link for load in loads for link in load} | {link for route in routes for link in route}
+        self.link_ids = np.array(sorted(used), dtype=np.int64)
+        at = {link: i for i, link in enumerate(sorted(used))}
+        word: dict[Hashable, int] = {}
+
+        def tag(of: Hashable) -> int:
+            return word.setdefault(of, len(word))
+
+        self.members = _Relation.of(
+            (g, rank, tag(name)) for rank, seat in enumerate(seats) for name, g in seat.groups.items()
+        )
+        self.loads = _Relation.of(
+            (g, at[link], tag(what)) for g, load in enumerate(loads) for link, what in load.items()
+        )
+        self.sources = _Relation.of((e, src, tag(("to", peer))) for e, (src, _, peer) in enumerate(edges))
+        self.targets = _Relation.of((e, dst, tag(("from", peer))) for e, (_, dst, peer) in enumerate(edges))
+        self.routes = _Relation.of((e, at[link], 0) for e, route in enumerate(routes) for link in route)
+        self._begin(edges)
+
+    def _begin(self, edges: Sequence[tuple[int, int, str]]) -> None:
+        """Colour everything by what is known of it alone."""
+        job, fabric = self.program.job, self.fabric
+        slow, degraded = left_of(job.faults, "straggler"), left_of(job.faults, "nic")
+        self.ranks = _numbered((s.template, slow.get(r, 1)) for r, s in enumerate(self.program.classes))
+        self.groups = _numbered(self._group_shape(g) for g in range(len(self.program.groups)))
+        self.edges = _numbered((peer, fabric.level(src, dst)) for src, dst, peer in edges)
+        self.links = _numbered(
+            (fabric.kind(link), degraded.get(fabric.gpu_of_nic(link), 1)) for link in self.link_ids.tolist()
         )
 
     def _works(self, template: int) -> tuple[dict[str, tuple[Collective, ...]], tuple[str, ...]]:
@@ -153,10 +219,10 @@ class _Graph:
             return (wanted,)
         return ("ring", "tree", "nvls") if work.kind == "all_reduce" else known[:1]
 
-    def _group_loads(self, group: int) -> Loads:
+    def _group_loads(self, group: int) -> dict[int, Hashable]:
         """What the group puts on each link that may bind: units of each of its patterns."""
         ranks = self.program.groups[group].ranks
-        onto: dict[int, list[Hashable]] = defaultdict(list)
+        onto: dict[int, tuple[Hashable, ...]] = {}
         for work in self._collectives(group):
             for algorithm in self._algorithms(work):
                 if algorithm == "nvls" and not self._one_node(ranks):
@@ -165,8 +231,9 @@ class _Graph:
                 for number, phase in enumerate(traffic.phases):
                     for link, units in phase.loads:
                         if self._may_bind(link):
-                            onto[link].append((work.kind, work.root, algorithm, number, units))
-        return tuple((link, tuple(each)) for link, each in sorted(onto.items()))
+                            what = (work.kind, work.root, algorithm, number, units)
+                            onto[link] = (*onto.get(link, ()), what)
+        return dict(onto)
 
     def _one_node(self, ranks: Sequence[int]) -> bool:
         node = self.fabric.cluster.node_of
@@ -176,11 +243,8 @@ class _Graph:
         """What latency depends on: how many ranks of the group sit together on how many nodes."""
         node = self.fabric.cluster.node_of
         here = self.program.groups[group]
-        together = Counter(node(rank) for rank in here.ranks)
-        return here.axis, _crowd(together.values()), tuple(self._collectives(group))
-
-    def _edge_shape(self, src: int, dst: int, peer: str) -> Hashable:
-        return peer, self.fabric.level(src, dst)
+        together = Counter(Counter(node(rank) for rank in here.ranks).values())
+        return here.axis, frozenset(together.items()), self._collectives(group)
 
     def refine(self) -> None:
         """Colour until nothing splits: at most one round for each class that there is in the end."""
@@ -188,45 +252,41 @@ class _Graph:
             before = self._counts()
             self._round()
             if self._counts() == before:
-                return
+                break
+        assert self._equitable(), "two crowds had the same hash"
 
     def _counts(self) -> tuple[int, ...]:
-        colours = (self.rank_colour, self.group_colour, self.edge_colour, self.link_colour)
-        return tuple(len(set(each)) for each in colours)
+        return tuple(len(np.unique(each)) for each in (self.ranks, self.groups, self.edges, self.links))
 
     def _round(self) -> None:
         """Everybody takes on the colours of his neighbours."""
-        rank, link, at = self.rank_colour, self.link_colour, self._index
-        groups = _numbered(
-            (
-                self.group_colour[g],
-                _crowd(rank[r] for r in group.ranks),
-                _crowd((link[at[each]], load) for each, load in self.group_loads[g]),
+        self.groups = _recoloured(self.groups, self._next_to_groups())
+        self.edges = _recoloured(self.edges, self._next_to_edges())
+        self.links = _recoloured(self.links, self._next_to_links())
+        self.ranks = _recoloured(self.ranks, self._next_to_ranks())
+
+    def _next_to_groups(self) -> list[tuple[_Relation, Int64]]:
+        return [(self.members, self.ranks), (self.loads, self.links)]
+
+    def _next_to_edges(self) -> list[tuple[_Relation, Int64]]:
+        return [(self.sources, self.ranks), (self.targets, self.ranks), (self.routes, self.links)]
+
+    def _next_to_links(self) -> list[tuple[_Relation, Int64]]:
+        return [(self.loads.turned(), self.groups), (self.routes.turned(), self.edges)]
+
+    def _next_to_ranks(self) -> list[tuple[_Relation, Int64]]:
+        ends = [(self.sources.turned(), self.edges), (self.targets.turned(), self.edges)]
+        return [(self.members.turned(), self.groups), *ends]
+
+    def _equitable(self) -> bool:
+        """Whether all that has one colour has the same neighbours."""
+        return all(
+            _alike(colours, relation, theirs)
+            for colours, neighbours in (
+                (self.groups, self._next_to_groups()),
+                (self.edges, self._next_to_edges()),
+                (self.links, self._next_to_links()),
+                (self.ranks, self._next_to_ranks()),
             )
-            for g, group in enumerate(self.program.groups)
+            for relation, theirs in neighbours
         )
-        edges = _numbered(
-            (
-                self.edge_colour[e],
-                rank[src],
-                rank[dst],
-                _crowd(link[at[each]] for each, _ in self.edge_loads[e]),
-            )
-            for e, (src, dst, _) in enumerate(self.edges)
-        )
-        on_link: list[list[Hashable]] = [[] for _ in self.links]
-        for g, loads in enumerate(self.group_loads):
-            for each, load in loads:
-                on_link[at[each]].append((0, groups[g], load))
-        for e, loads in enumerate(self.edge_loads):
-            for each, _ in loads:
-                on_link[at[each]].append((1, edges[e]))
-        near: list[list[Hashable]] = [
-            [(name, groups[g]) for name, g in sorted(seat.groups.items())] for seat in self.program.classes
-        ]
-        for e, (src, dst, peer) in enumerate(self.edges):
-            near[src].append(("to", peer, edges[e]))
-            near[dst].append(("from", peer, edges[e]))
-        self.group_colour, self.edge_colour = groups, edges
-        self.link_colour = _numbered((link[i], _crowd(there)) for i, there in enumerate(on_link))
-        self.rank_colour = _numbered((rank[r], _crowd(there)) for r, there in enumerate(near))
