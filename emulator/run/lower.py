@@ -346,7 +346,10 @@ class _Lowering:
         self.meetings.append(Meeting(name, names, fluid.activity))
 
     def _capacity(self, link: int) -> int:
-        return int(self.fabric.capacity(link) * self.degraded.get(self.fabric.gpu_of_nic(link), 1))
+        capacity = self.fabric.capacity(link)
+        if not self.degraded:
+            return capacity
+        return int(capacity * self.degraded.get(self.fabric.gpu_of_nic(link), 1))
 
     def _link(self, link: int) -> int:
         if link not in self.links:
