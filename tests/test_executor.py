@@ -138,6 +138,10 @@ def test_steps_of_a_rank_follow_each_other() -> None:
     assert [span.start_ps for span in trace.where(name="b")] == [0, 10, 20]
 
 
+def test_a_rank_with_nothing_to_do_holds_nobody_up() -> None:
+    assert played(program(job(2), [op("a", Fixed(10))], []), steps=2).end_ps == 20
+
+
 def test_loading_the_next_batch_bounds_a_step() -> None:
     """The loader works beside the step; a step is over when its slower half is."""
     us = 10**6

@@ -81,6 +81,16 @@ def test_the_culprit_shows_although_all_take_the_same_time() -> None:
     assert any("rank 3" in hint and "80%" in hint for hint in report.hints)
 
 
+@pytest.mark.parametrize("kernels", ["flash2", "flash_triton"])
+def test_what_a_sound_device_needs_does_not_depend_on_the_fault(kernels: str) -> None:
+    """Without contention the straggler's account, its fault apart, has the kernel time of a sound rank."""
+    _, trace = play(job(SLOW, attention=kernels, contention=False))
+    mine, other = account(trace, rank=3), account(trace, rank=0)
+    assert mine.fault > 0
+    for cause in ("compute", "recompute", "optimizer"):
+        assert abs(getattr(mine, cause) - getattr(other, cause)) <= len(trace), cause
+
+
 def test_a_degraded_nic_slows_its_group_but_no_kernel() -> None:
     tight = msgspec.structs.replace(dgx_h100(nodes=2), nic_gbit_per_gpu=50.0)
     fields = {"ranks": 16, "cluster": tight, "seq_len": 512}

@@ -1,7 +1,9 @@
 """Folding is exact: the trace of the classes, expanded to all ranks, is the trace of all ranks.
 
-The generator is directed: narrow links above the leaves, groups that straddle racks and pods, uneven nodes
-and several groups on one link are common in it. It counts how many examples had a shared link that bound.
+Two generators, both directed at what can go wrong: narrow links above the leaves, groups that straddle racks
+and pods, uneven nodes, several groups on one link, slow devices and NICs. One draws jobs and plans them; the
+other writes programs with more groups and transfers than can be planned yet. Both count how many examples had
+a shared link that bound.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_programs import random_program
 
 from emulator.plan import check, plan
+from emulator.plan.folding import fold
 from emulator.plan.program import Program
 from emulator.report import measure
 from emulator.report.audit import audit
@@ -26,6 +30,7 @@ from emulator.run.trace import Trace
 from emulator.spec.cluster import Cluster, dgx_h100
 from emulator.spec.device import device
 from emulator.spec.errors import JobError
+from emulator.spec.fabric import Fabric
 from emulator.spec.faults import Fault
 from emulator.spec.job import DataParallel, Job, Layout, Pipeline
 from emulator.spec.model import Model
@@ -113,18 +118,26 @@ def shared_links_bind(program: Program) -> bool:
 
 
 def assert_folding_is_exact(job: Job) -> None:
-    unfolded, folded = plan(job, folded=False), plan(job)
+    folded = plan(job)
     check(folded)
+    assert_plays_the_same(plan(job, folded=False), folded)
+
+
+def assert_plays_the_same(unfolded: Program, folded: Program) -> None:
+    """Every rank in one class, bound as its first member is; every span the same, to the picosecond."""
     everyone = run(unfolded)
     trace, recording = run_audited(folded)
     audit(trace, recording)
-    ranks = job.layout.world_size
+    ranks = len(unfolded.classes)
     assert sorted(rank for c in folded.classes for rank in c.members) == list(range(ranks))
+    for c in folded.classes:
+        assert list(c.members) == sorted(c.members)
+        assert c == msgspec.structs.replace(unfolded.classes[c.members[0]], members=c.members)
     for rank in range(ranks):
         np.testing.assert_array_equal(spans_of(trace, rank), spans_of(everyone, rank), err_msg=f"rank {rank}")
     SEEN["examples"] += 1
     SEEN["folded"] += len(folded.classes) < ranks
-    SEEN["something is slow"] += bool(job.faults)
+    SEEN["something is slow"] += bool(folded.job.faults)
     SEEN["several classes of a stage"] += len(folded.classes) > len(folded.templates)
     SEEN["a shared link binds"] += shared_links_bind(unfolded)
 
@@ -142,8 +155,42 @@ def test_folded_is_unfolded_thousands_of_times(job: Job) -> None:
     assert_folding_is_exact(job)
 
 
+@pytest.mark.parametrize("first", range(200, 400, 50))
+def test_what_cannot_be_planned_yet_folds_too(first: int) -> None:
+    """Programs with groups on two axes, rings of transfers, one-way chains, and roots."""
+    for seed in range(first, first + 50):
+        program = random_program(seed)
+        assert_plays_the_same(program, fold(program))
+
+
+@pytest.mark.slow
+def test_thousands_of_programs() -> None:
+    for seed in range(1000, 5000):
+        program = random_program(seed)
+        assert_plays_the_same(program, fold(program))
+
+
 def test_what_the_generator_reaches() -> None:
     print(dict(SEEN))
+
+
+def test_the_order_in_a_ring_does_not_leak_into_the_classes() -> None:
+    """Rings of 16 and 24 ranks over pods with narrow uplinks: all wait for the same, so all are one class."""
+    for pods in (2, 3):
+        narrow = msgspec.structs.replace(
+            dgx_h100(nodes=pods), nodes_per_rack=1, racks_per_pod=1, pod_oversubscription=20.0
+        )
+        job = Job(
+            model=Model(name="tiny", layers=3, hidden=64, ffn_hidden=64, heads=4, kv_heads=4, vocab=100),
+            cluster=narrow,
+            seq_len=64,
+            global_batch=8 * pods,
+            layout=Layout(dp_shard=8 * pods),
+            collective_algorithm="ring",
+        )
+        folded = plan(job)
+        assert {"pod.up", "pod.down"} <= {Fabric(narrow).kind(link) for link in folded.link_class}
+        assert [c.members for c in folded.classes] == [tuple(range(8 * pods))]
 
 
 def test_the_main_job_is_one_class() -> None:

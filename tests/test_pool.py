@@ -129,6 +129,27 @@ def test_a_hold_slows_a_kernel_by_the_units_left() -> None:
     assert env.now == 132 * 10**6
 
 
+def test_what_was_solved_before_counts_only_for_the_same_room() -> None:
+    """The same kernel beside 20, then 40, then no held SMs of 132, on a pool that knows it."""
+    env = Clock()
+    pool = Pool(env, [132])
+    kernel = Activity(((0, 132),), 10**6 << LEVEL_BITS, FULL)
+    ends = []
+
+    def kernels() -> simpy.events.ProcessGenerator:
+        for held in (20, 40, 0, 20):
+            pool.hold(0, held)
+            began = env.now
+            yield pool.start(kernel)
+            ends.append(env.now - began)
+            pool.release(0, held)
+
+    env.process(kernels())
+    env.run()
+    assert ends == [-(-(10**6) * 132 // room) for room in (112, 92, 132, 112)]
+    assert pool.solves == 2
+
+
 def test_a_hold_that_does_not_fit_waits_its_turn() -> None:
     env = Clock()
     pool = Pool(env, [10])

@@ -138,7 +138,7 @@ class _RankStep:
         self.ops: tuple[Op, ...] = trace.program.templates[rank_class.template].ops
         job = trace.program.job
         self.slow = rank in left_of(job.faults, "straggler")
-        self.device = job.cluster.device
+        self.device, self.attention = job.cluster.device, job.attention
         at = c.op_index[rows]
 
         def by_op(column: Int64) -> list[int]:
@@ -163,7 +163,7 @@ class _RankStep:
         work = self.ops[op].work
         if not self.slow or not isinstance(work, Kernel | Fixed):
             return self.alone[op]
-        sound = work if isinstance(work, Fixed) else kernel_cost(work, self.device)
+        sound = work if isinstance(work, Fixed) else kernel_cost(work, self.device, self.attention)
         return min(sound.duration_ps, self.alone[op])
 
     def unfinished(self, following: int | None, since: int) -> list[int]:

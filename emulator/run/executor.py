@@ -140,7 +140,8 @@ class Executor:
             rank.ended = [False] * len(rank.ended)
             rank.running = len(rank.streams)
             go.succeed()
-            yield over
+            if rank.streams:
+                yield over
         self.unfinished -= 1
         if not self.unfinished:
             self.finished.succeed()

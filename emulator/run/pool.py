@@ -2,8 +2,9 @@
 
 An activity has a length, the time it would take at level 1, and a demand on each resource: what it takes of
 it in a second at level 1. While it runs at level y it completes y picoseconds of its length each picosecond.
-Levels are max-min fair (`maxmin`); they change only where an activity starts or ends on a resource that is
-contended, and they are solved once at the end of an instant in which that happened.
+Levels are max-min fair (`maxmin`); they change only where an activity starts or ends, or a part is held or
+given back, on a resource that is contended, and they are solved once at the end of an instant in which that
+happened.
 
 A resource is *contended* while the activities on it, each at the level it would have alone, together want
 more than what is not held. All others cannot bind, so activities that meet no contended resource run at the
@@ -29,8 +30,9 @@ from simpy.events import EventPriority
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 SLACK = 1 << (LEVEL_BITS - 16)
-"""Length that may be missing at an end: 2**-16 ps. Rounding a level down loses less than one unit of it a
-picosecond: for up to 2**46 ps = 70 s at one level, no end comes a whole picosecond late by it."""
+"""Length that may be missing at an end: 2**-16 ps. A level that is a quotient rounded down loses less than
+one unit a picosecond: an activity that lasts up to 2**46 ps = 70 s, at whatever levels, does not end a whole
+picosecond late by it."""
 REMEMBERED = 256
 """Most activities of a solution that is kept: larger crowds hardly meet twice."""
 END_OF_INSTANT = EventPriority(2)
