@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_jobs import random_job
 from random_programs import random_program
 
 from emulator.plan import check, plan
@@ -205,3 +206,9 @@ def test_the_main_job_is_one_class() -> None:
     assert [len(c.members) for c in folded.classes] == [64]
     one, all_ = measure(run(folded)), measure(run(plan(job, folded=False)))
     assert msgspec.structs.replace(one, emulation=None) == msgspec.structs.replace(all_, emulation=None)
+
+
+@pytest.mark.parametrize("seed", [45, 115, 368, 455])
+def test_crowds_are_told_apart_whose_colours_and_tags_change_places(seed: int) -> None:
+    """Jobs on which a hash that is symmetric in colour and tag took two crowds for one."""
+    assert_folding_is_exact(random_job(seed))

@@ -105,7 +105,8 @@ def _recoloured(colours: Int64, neighbours: Sequence[tuple[_Relation, Int64]]) -
     hashes = _mixed(colours)
     for relation, theirs in neighbours:
         crowds = np.zeros(len(colours), dtype=np.uint64)
-        who = _mixed(_mixed(theirs)[relation.other] ^ _mixed(relation.tag))
+        # Mixed once more often than the tag, or a colour and a tag could change places.
+        who = _mixed(_mixed(_mixed(theirs)[relation.other]) ^ _mixed(relation.tag))
         np.add.at(crowds, relation.owner, who)
         hashes = _mixed(hashes ^ _mixed(crowds))
     return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
@@ -141,7 +142,12 @@ class _Graph:
             for peer in self.works[seat.template][1]
         ]
         loads = [self._group_loads(g) for g in range(len(program.groups))]
-        routes = [tuple(filter(self._may_bind, self.fabric.route(src, dst))) for src, dst, _ in edges]
+        # The transfers of a teaching world take the time that is given for them, whatever their way.
+        given = program.job.fixed_times is not None
+        routes = [
+            () if given else tuple(filter(self._may_bind, self.fabric.route(src, dst)))
+            for src, dst, _ in edges
+        ]
         used = {link for load in loads for link in load} | {link for route in routes for link in route}
         self.link_ids = np.array(sorted(used), dtype=np.int64)
         at = {link: i for i, link in enumerate(sorted(used))}
@@ -167,10 +173,12 @@ class _Graph:
         slow, degraded = left_of(job.faults, "straggler"), left_of(job.faults, "nic")
         self.ranks = _numbered((s.template, slow.get(r, 1)) for r, s in enumerate(self.program.classes))
         self.groups = _numbered(self._group_shape(g) for g in range(len(self.program.groups)))
-        self.edges = _numbered((peer, fabric.level(src, dst)) for src, dst, peer in edges)
+        # Latency knows only whether a transfer leaves its node.
+        self.edges = _numbered((peer, fabric.level(src, dst) == "scale_up") for src, dst, peer in edges)
         self.links = _numbered(
             (fabric.kind(link), degraded.get(fabric.gpu_of_nic(link), 1)) for link in self.link_ids.tolist()
         )
+        self.beginning = (self.ranks, self.groups, self.edges, self.links)
 
     def _works(self, template: int) -> tuple[dict[str, tuple[Collective, ...]], tuple[str, ...]]:
         """Distinct collectives of a template by group name, and the names of peers it sends to."""
@@ -279,8 +287,13 @@ class _Graph:
         return [(self.members.turned(), self.groups), *ends]
 
     def _equitable(self) -> bool:
-        """Whether all that has one colour has the same neighbours."""
-        return all(
+        """Whether all that has one colour began with one, and has the same neighbours."""
+        colours_now = (self.ranks, self.groups, self.edges, self.links)
+        kept = all(
+            np.array_equal(first, first[_first_of(now)])
+            for first, now in zip(self.beginning, colours_now, strict=True)
+        )
+        return kept and all(
             _alike(colours, relation, theirs)
             for colours, neighbours in (
                 (self.groups, self._next_to_groups()),
