@@ -275,11 +275,12 @@ def _check_collectives(program: Program) -> list[Joined]:
         parts.append(dict(by_group))
     members: dict[int, set[tuple[int, str]]] = defaultdict(set)
     present: dict[int, set[int]] = defaultdict(set)
-    for rank_class in program.classes:
-        for name in parts[rank_class.template]:
-            group = rank_class.groups[name]
-            members[group].add((rank_class.template, name))
-            present[group].update(rank_class.members)
+    # Members of a class may sit in different groups: each rank's own seat says in which.
+    for seat in program.seats or program.classes:
+        for name in parts[seat.template]:
+            group = seat.groups[name]
+            members[group].add((seat.template, name))
+            present[group].update(seat.members)
     joined: dict[tuple[tuple[int, str], ...], None] = {}
     for group, who in members.items():
         absent = sorted(set(program.groups[group].ranks) - present[group])
