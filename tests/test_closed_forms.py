@@ -14,7 +14,7 @@ from emulator.plan import check, plan
 from emulator.plan.program import COMPUTE, Collective, Kernel, Program
 from emulator.report import measure
 from emulator.report.audit import audit
-from emulator.run import run_audited
+from emulator.run import run, run_audited
 from emulator.run.lower import lower
 from emulator.run.trace import Trace
 from emulator.spec.cluster import Host, dgx_h100
@@ -59,6 +59,14 @@ def test_gpipe_takes_m_plus_p_minus_1_slots(p: int, m: int, f: int, b: int) -> N
     assert Fraction(busy, p * trace.end_ps) == Fraction(m, m + p - 1)
     if p > 1:
         assert measure(trace).bubble.of_step == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+
+
+def test_gpipe_for_every_depth_and_number_of_microbatches() -> None:
+    """All of p <= 8 and m <= 32, one by one."""
+    for p in range(1, 9):
+        for m in range(1, 33):
+            end = run(plan(teaching(p, m, "gpipe", 1.0, 2.0))).end_ps
+            assert end == (m + p - 1) * 3 * 10**12, f"{p} stages, {m} microbatches"
 
 
 def test_gpipe_4_by_4_uses_four_sevenths() -> None:
