@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import simpy
 
 from emulator.plan import plan
 from emulator.plan.program import COMPUTE, Fixed, Kernel, Op, Program, RankClass, Template
 from emulator.run import run
-from emulator.spec.cluster import dgx_h100
+from emulator.spec.cluster import Host, dgx_h100
 from emulator.spec.job import Job, Layout, Pipeline
 from emulator.spec.load import load_job
 from emulator.spec.model import model
@@ -47,21 +48,13 @@ def simpy_timeouts(count: int = 200_000) -> float:
 
 def hand_made(*streams: list[Fixed | Kernel]) -> Program:
     """One rank whose streams run side by side."""
-    job = Job(
-        model=model("llama3-8b"), cluster=dgx_h100(nodes=1), seq_len=8192, global_batch=1, layout=Layout()
-    )
+    free = msgspec.structs.replace(dgx_h100(nodes=1), host=Host(launch_seconds=0.0))
+    job = Job(model=model("llama3-8b"), cluster=free, seq_len=8192, global_batch=1, layout=Layout())
     ops = tuple(
         Op(name=f"{s}.{i}", stream=COMPUTE if not s else f"side{s}", work=work)
         for s, works in enumerate(streams)
         for i, work in enumerate(works)
     )
-    host = job.cluster.host
-    cluster = type(job.cluster)(
-        **{name: getattr(job.cluster, name) for name in job.cluster.__struct_fields__ if name != "host"},
-        host=type(host)(launch_seconds=0.0, loader_bytes_per_second=host.loader_bytes_per_second),
-    )
-    fields = {name: getattr(job, name) for name in job.__struct_fields__}
-    job = Job(**{**fields, "cluster": cluster})
     return Program(job, (Template("t", 0, ops, ()),), (RankClass((0,), 0, {}, {}),), ())
 
 

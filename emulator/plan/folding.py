@@ -148,9 +148,9 @@ class _Graph:
             () if given else tuple(filter(self._may_bind, self.fabric.route(src, dst)))
             for src, dst, _ in edges
         ]
-        used = {link for load in loads for link in load} | {link for route in routes for link in route}
-        self.link_ids = np.array(sorted(used), dtype=np.int64)
-        at = {link: i for i, link in enumerate(sorted(used))}
+        used = sorted({link for each in (*loads, *routes) for link in each})
+        self.link_ids = np.array(used, dtype=np.int64)
+        at = {link: i for i, link in enumerate(used)}
         word: dict[Hashable, int] = {}
 
         def tag(of: Hashable) -> int:
@@ -227,7 +227,7 @@ class _Graph:
             return (wanted,)
         return ("ring", "tree", "nvls") if work.kind == "all_reduce" else known[:1]
 
-    def _group_loads(self, group: int) -> dict[int, Hashable]:
+    def _group_loads(self, group: int) -> dict[int, tuple[Hashable, ...]]:
         """What the group puts on each link that may bind: units of each of its patterns."""
         ranks = self.program.groups[group].ranks
         onto: dict[int, tuple[Hashable, ...]] = {}
@@ -241,7 +241,7 @@ class _Graph:
                         if self._may_bind(link):
                             what = (work.kind, work.root, algorithm, number, units)
                             onto[link] = (*onto.get(link, ()), what)
-        return dict(onto)
+        return onto
 
     def _one_node(self, ranks: Sequence[int]) -> bool:
         node = self.fabric.cluster.node_of

@@ -17,6 +17,7 @@ import numpy as np
 import simpy
 
 from emulator.plan.program import Op, Program
+from emulator.run.cost import MICRO_SM
 from emulator.run.errors import DeadlockError
 from emulator.run.lower import PER_DEVICE, SM, Lowered, Planned, lower
 from emulator.run.pool import Clock, Pool, Running
@@ -208,15 +209,15 @@ class Executor:
         """Who waits for what, a line per stream that is not done."""
         lines = []
         for rank in self.ranks:
-            rank_class = self.program.classes[rank.index]
-            ops = self.program.templates[rank_class.template].ops
+            ops = self.program.templates[self.program.classes[rank.index].template].ops
             for name, planned in rank.head.items():
-                if planned.op_index < len(rank.ended) and not rank.ended[planned.op_index]:
+                if not rank.ended[planned.op_index]:
                     reason = self._reason(rank, planned, ops)
-                    lines.append(
-                        f"rank {rank_class.members[0]} {name}: {ops[planned.op_index].name} {reason}"
-                    )
+                    lines.append(f"{self._who(rank.index)} {name}: {ops[planned.op_index].name} {reason}")
         return lines
+
+    def _who(self, rank_class: int) -> str:
+        return f"rank {self.program.classes[rank_class].members[0]}"
 
     def _reason(self, rank: _Rank, planned: Planned, ops: tuple[Op, ...]) -> str:
         blockers = [ops[w].name for w in planned.waits if not rank.ended[w]]
@@ -225,12 +226,11 @@ class Executor:
         for (number, _), meeting in self.meetings.items():
             if number == planned.meeting:
                 plan = self.lowered.meetings[number]
-                here = {f"rank {self.program.classes[c].members[0]}" for c in meeting.arrived}
-                if f"rank {self.program.classes[rank.index].members[0]}" in here:
-                    missing = [party for party in plan.parties if party not in here]
+                if rank.index in meeting.arrived:
+                    missing = [self._who(party) for party in plan.parties if party not in meeting.arrived]
                     return f"waits in {plan.name} for {', '.join(missing[:3])}"
         if planned.hold:
-            return f"waits for {planned.hold / 1e6:g} free SMs, or for a link without capacity"
+            return f"waits for {planned.hold / MICRO_SM:g} free SMs, or for a link without capacity"
         return "runs on a resource without capacity"
 
     def _trace(self, events: int, wall_seconds: float) -> Trace:

@@ -44,7 +44,8 @@ class Meeting(NamedTuple):
     """A collective, or a transfer: an activity that starts when all its parties have come."""
 
     name: str
-    parties: tuple[str, ...]
+    parties: tuple[int, ...]
+    """Rank classes that must come; both ends of a transfer, though they may be of one class."""
     activity: Activity | None
     """None for what takes no time (a group of one)."""
 
@@ -89,7 +90,7 @@ class _Fluid(NamedTuple):
     """What some rank classes do together, as often as they do it."""
 
     activity: Activity | None
-    parties: list[int]
+    parties: tuple[int, ...]
     hold: int
     """Micro-SMs held on each of their devices."""
 
@@ -289,7 +290,7 @@ class _Lowering:
                 )
                 for each in self.alike[g]
             ]
-            parties = list(dict.fromkeys(self.class_of[rank] for rank in groups[g].ranks))
+            parties = tuple(dict.fromkeys(self.class_of[rank] for rank in groups[g].ranks))
             self.fluids[what] = self._fluid(wires, parties, (g, stream))
         if key not in self.keys:
             self._meet(key, f"{work.axis} {work.kind} {number} of group {g}", self.fluids[what])
@@ -299,7 +300,7 @@ class _Lowering:
         """Meeting of a transfer with its other end, and the micro-SMs that each end holds."""
         me, peer = rank_class.members[0], rank_class.peers[work.peer]
         src, dst = (me, peer) if work.kind == "send" else (peer, me)
-        parties = [self.class_of[src], self.class_of[dst]]
+        parties = (self.class_of[src], self.class_of[dst])
         key = (*parties, work.tag)
         what = (*parties, work.bytes, work.duration_ps)
         if what not in self.fluids and work.duration_ps is not None:
@@ -315,7 +316,7 @@ class _Lowering:
             self._meet(key, name, self.fluids[what])
         return self.keys[key], self.fluids[what].hold
 
-    def _fluid(self, wires: list[Wire], parties: list[int], slot: tuple[object, ...]) -> _Fluid:
+    def _fluid(self, wires: list[Wire], parties: tuple[int, ...], slot: tuple[object, ...]) -> _Fluid:
         """What rank classes do together; `wires` are those of all members of its class, the first for all.
 
         What a class puts on a link is the sum over its members of what they put on the link that stands for
@@ -341,9 +342,8 @@ class _Lowering:
         return _Fluid(Activity(tuple(onto.items()), first.length_q, alone, first.alpha_ps), parties, hold)
 
     def _meet(self, key: tuple[object, ...], name: str, fluid: _Fluid) -> None:
-        names = tuple(f"rank {self.program.classes[c].members[0]}" for c in fluid.parties)
         self.keys[key] = len(self.meetings)
-        self.meetings.append(Meeting(name, names, fluid.activity))
+        self.meetings.append(Meeting(name, fluid.parties, fluid.activity))
 
     def _capacity(self, link: int) -> int:
         capacity = self.fabric.capacity(link)
