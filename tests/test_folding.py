@@ -190,7 +190,7 @@ def test_the_order_in_a_ring_does_not_leak_into_the_classes() -> None:
             collective_algorithm="ring",
         )
         folded = plan(job)
-        assert {"pod.up", "pod.down"} <= {Fabric(narrow).kind(link) for link in folded.link_class}
+        assert {"pod.up", "pod.down"} <= {Fabric(narrow).kind(link) for link in folded.folding.links.tolist()}
         assert [c.members for c in folded.classes] == [tuple(range(8 * pods))]
 
 

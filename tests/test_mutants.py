@@ -173,7 +173,9 @@ def group_classes_merged(patch: Patch) -> None:
     def change(program: Program) -> Program:
         first: dict[object, int] = {}
         merged = (first.setdefault((g.axis, len(g.ranks)), i) for i, g in enumerate(program.groups))
-        return msgspec.structs.replace(program, group_class=tuple(merged))
+        assert program.folding
+        wrong = msgspec.structs.replace(program.folding, group_class=np.array(list(merged)))
+        return msgspec.structs.replace(program, folding=wrong)
 
     changed(patch, change)
 

@@ -534,7 +534,7 @@ def mutate(program: Program, template: int, name: str, **fields: object) -> Prog
     old = program.templates[template]
     ops = tuple(replace(op, **fields) if op.name == name else op for op in old.ops)
     assert ops != old.ops
-    new = replace(old, ops=ops)
+    new = Template(old.name, old.stage, ops, old.buffers)
     return replace(
         program, templates=tuple(new if t == template else x for t, x in enumerate(program.templates))
     )

@@ -276,7 +276,7 @@ def _check_collectives(program: Program) -> list[Joined]:
     members: dict[int, set[tuple[int, str]]] = defaultdict(set)
     present: dict[int, set[int]] = defaultdict(set)
     # Members of a class may sit in different groups: each rank's own seat says in which.
-    for seat in program.seats or program.classes:
+    for seat in (program.seat(rank) for rank in range(program.ranks)):
         for name in parts[seat.template]:
             group = seat.groups[name]
             members[group].add((seat.template, name))

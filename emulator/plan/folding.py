@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.plan.collectives import ALGORITHMS, pattern
-from emulator.plan.program import Collective, Program, Transfer
+from emulator.plan.program import Collective, Folding, Program, Seats, Transfer
 from emulator.spec.fabric import GPU_KINDS, Fabric
 from emulator.spec.faults import left_of
 
@@ -53,13 +53,8 @@ def fold(program: Program) -> Program:
         msgspec.structs.replace(seats[ranks[0]], members=tuple(ranks)) for ranks in members.values()
     )
     links = graph.link_ids
-    return msgspec.structs.replace(
-        program,
-        classes=classes,
-        seats=seats,
-        group_class=tuple(_first_of(graph.groups).tolist()),
-        link_class=dict(zip(links.tolist(), links[_first_of(graph.links)].tolist(), strict=True)),
-    )
+    folding = Folding(Seats.of(seats), _first_of(graph.groups), links, links[_first_of(graph.links)])
+    return msgspec.structs.replace(program, classes=classes, folding=folding)
 
 
 def _first_of(colours: Int64) -> Int64:

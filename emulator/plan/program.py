@@ -9,135 +9,35 @@ template to ranks that do it, and its group names to groups.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
+from emulator.plan.body import Int64, Template
+from emulator.plan.op import (
+    COMPUTE,
+    Buffer,
+    Collective,
+    CollectiveKind,
+    Fixed,
+    HostCopy,
+    Kernel,
+    Load,
+    Op,
+    Phase,
+    Transfer,
+    Work,
+)
 from emulator.spec.job import Job
-
-Phase = Literal["F", "B", "I", "W", "R", "O", "-"]
-"""Forward, full backward, input gradient, weight gradient, recompute, optimizer, neither."""
-
-COMPUTE = "compute"
-
-
-class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one kernel on one device."""
-
-    kind: Literal["gemm", "attention", "norm", "elementwise", "loss", "embedding", "optimizer", "copy"]
-    flops: int = 0
-    """FLOP that the mathematics asks for."""
-    unit: Literal["tensor", "vector"] = "vector"
-    precision: str = "bf16"
-    hbm_bytes: int = 0
-    """Bytes read from and written to HBM."""
-    shape: tuple[int, ...] = ()
-    """gemm: (batch, m, n, k). attention: (batch, heads, kv_heads, seq_q, seq_k, head_dim, causal)."""
-
-
-class Fixed(msgspec.Struct, frozen=True):
-    """Work of a teaching world: it takes this long, whatever the hardware."""
-
-    duration_ps: int
-
-
-class HostCopy(msgspec.Struct, frozen=True):
-    """Bytes between host and device over a copy engine."""
-
-    bytes: int
-    direction: Literal["h2d", "d2h"] = "h2d"
-
-
-class Load(msgspec.Struct, frozen=True):
-    """Bytes of input that the host's loader prepares."""
-
-    bytes: int
-
-
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"]
-
-
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's part in a collective over one of its groups.
-
-    `bytes` is S of nccl-tests: the buffer for all_reduce, broadcast and reduce; the total over all ranks for
-    all_gather and reduce_scatter; one rank's send buffer for all_to_all.
-    """
-
-    kind: CollectiveKind
-    group: str
-    axis: str
-    bytes: int
-    root: int = 0
-    """Index in the group of the owner, for broadcast and reduce."""
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of a point-to-point transfer; the other end has the same tag."""
-
-    kind: Literal["send", "recv"]
-    peer: str
-    """Name in the class's `peers`."""
-    axis: str
-    bytes: int
-    tag: str
-    duration_ps: int | None = None
-    """Teaching worlds: the transfer takes this long."""
-
-
-Work = Kernel | Fixed | HostCopy | Load | Collective | Transfer | None
-"""What an op does; None takes no time (it only joins others, allocates or frees)."""
-
-
-class Op(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned op. It may begin when its predecessor on the stream and all of `waits` have ended."""
-
-    name: str
-    stream: str
-    work: Work
-    waits: tuple[int, ...] = ()
-    """Indices in the template of ops on other streams that must have ended."""
-    phase: Phase = "-"
-    stage: int = 0
-    microbatch: int = -1
-    layer: int = -1
-    allocates: tuple[int, ...] = ()
-    """Buffers that come to life when the op begins."""
-    uses: tuple[int, ...] = ()
-    """Buffers that must be alive throughout."""
-    frees: tuple[int, ...] = ()
-    """Buffers that die when the op ends."""
-
-
-class Buffer(msgspec.Struct, frozen=True):
-    """Device memory with a name, a size and the term of the memory report it counts to."""
-
-    name: str
-    term: Literal["weights", "gradients", "optimizer", "activations", "buffers", "reserved"]
-    bytes: int
-    persistent: bool = False
-    """Alive before the step and after it: never allocated or freed by an op."""
-
-
-class Template(msgspec.Struct, frozen=True):
-    """What one kind of rank does in one step."""
-
-    name: str
-    stage: int
-    ops: tuple[Op, ...]
-    buffers: tuple[Buffer, ...]
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Streams in order of first use."""
-        return tuple(dict.fromkeys(op.stream for op in self.ops))
 
 
 class Group(msgspec.Struct, frozen=True):
     """Ranks that communicate along one axis, in ring order."""
 
     axis: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
+    """A range where the mesh makes them so, else a tuple."""
 
 
 class RankClass(msgspec.Struct, frozen=True):
@@ -151,7 +51,39 @@ class RankClass(msgspec.Struct, frozen=True):
     """The template's peer names to ranks."""
 
 
-class Program(msgspec.Struct, frozen=True):
+class Seats(msgspec.Struct, frozen=True, eq=False):
+    """What each rank alone is bound to, as columns over the ranks; -1 where a rank has no such group or peer."""
+
+    template: Int64
+    groups: dict[str, Int64]
+    peers: dict[str, Int64]
+
+    @classmethod
+    def of(cls, classes: Sequence[RankClass]) -> Seats:
+        """Columns of classes of one rank each, in order of their ranks."""
+        assert all(c.members == (rank,) for rank, c in enumerate(classes)), "already folded"
+
+        def columns(bound: list[dict[str, int]]) -> dict[str, Int64]:
+            names = dict.fromkeys(name for each in bound for name in each)
+            return {n: np.array([each.get(n, -1) for each in bound], dtype=np.int64) for n in names}
+
+        template = np.array([c.template for c in classes], dtype=np.int64)
+        return cls(template, columns([c.groups for c in classes]), columns([c.peers for c in classes]))
+
+    def __len__(self) -> int:
+        return len(self.template)
+
+    def seat(self, rank: int, members: tuple[int, ...] = ()) -> RankClass:
+        """Class that stands on this rank's seat; by default it has no other members."""
+        return RankClass(
+            members or (rank,),
+            int(self.template[rank]),
+            {name: int(column[rank]) for name, column in self.groups.items() if column[rank] >= 0},
+            {name: int(column[rank]) for name, column in self.peers.items() if column[rank] >= 0},
+        )
+
+
+class Program(msgspec.Struct, frozen=True, eq=False):
     """All that happens in one step of a job, and who does it."""
 
     job: Job
@@ -159,17 +91,62 @@ class Program(msgspec.Struct, frozen=True):
     classes: tuple[RankClass, ...]
     groups: tuple[Group, ...]
     """All groups of the job, whatever is folded."""
-    seats: tuple[RankClass, ...] = ()
-    """Folded: for each rank the class it would be alone, with its groups and peers. Empty: see `classes`."""
-    group_class: tuple[int, ...] = ()
-    """Folded: for each group the first of its class, which stands for it. Empty: each for itself."""
-    link_class: dict[int, int] = {}
-    """Folded: for each link that may bind the first of its class. Empty: each for itself."""
+    folding: Folding | None = None
+    """How the classes were found; None where every rank is a class of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        mine = self.job, self.classes, self.groups, self.templates
+        return mine == (other.job, other.classes, other.groups, other.templates)
+
+    def __hash__(self) -> int:
+        return hash((len(self.classes), self.templates))
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all classes together."""
+        return sum(len(rank_class.members) for rank_class in self.classes)
 
     def seat(self, rank: int) -> RankClass:
         """What this rank alone is bound to; IndexError for a rank that the program lacks."""
-        return (self.seats or self.classes)[rank]
+        return self.folding.seats.seat(rank) if self.folding else self.classes[rank]
 
     def class_of_group(self, group: int) -> int:
         """The group that stands for this one."""
-        return self.group_class[group] if self.group_class else group
+        return int(self.folding.group_class[group]) if self.folding else group
+
+
+class Folding(msgspec.Struct, frozen=True, eq=False):
+    """Who stands for whom, as columns."""
+
+    seats: Seats
+    """Every rank as it is bound by itself."""
+    group_class: Int64
+    """For each group the first of its class."""
+    links: Int64
+    """Links that may bind, ascending."""
+    link_class: Int64
+    """For each of them the first of its class."""
+
+
+__all__ = [
+    "COMPUTE",
+    "Buffer",
+    "Collective",
+    "CollectiveKind",
+    "Fixed",
+    "Folding",
+    "Group",
+    "HostCopy",
+    "Kernel",
+    "Load",
+    "Op",
+    "Phase",
+    "Program",
+    "RankClass",
+    "Seats",
+    "Template",
+    "Transfer",
+    "Work",
+]

@@ -32,7 +32,7 @@ def show(program: Program, *, rank: int = 0, full: bool = False) -> str:
 def _head(program: Program) -> list[str]:
     job = program.job
     ops = sum(len(program.templates[c.template].ops) for c in program.classes)
-    ranks = sum(len(c.members) for c in program.classes)
+    ranks = program.ranks
     return [
         f"{job.model.name} on {ranks} x {job.cluster.device.name}, "
         f"{counted(job.microbatches, 'microbatch', 'microbatches')} of {job.micro_batch} x {job.seq_len} "
@@ -68,7 +68,7 @@ def _cell(action: Action | None) -> str:
 
 
 def _streams(program: Program, rank: int, most: int | None) -> Iterator[str]:
-    if not 0 <= rank < sum(len(c.members) for c in program.classes):
+    if not 0 <= rank < program.ranks:
         raise ValueError(f"rank {rank} is not in the program")
     seat = program.seat(rank)
     template = program.templates[seat.template]

@@ -240,7 +240,7 @@ def _planned_ops(program: Program) -> int:
 
 def _emulation(program: Program, ops: int, events: int, wall_seconds: float) -> Emulation:
     return Emulation(
-        ranks=sum(len(rank_class.members) for rank_class in program.classes),
+        ranks=program.ranks,
         classes=len(program.classes),
         ops=ops,
         events=events,

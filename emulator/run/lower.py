@@ -139,6 +139,10 @@ class _Lowering:
         self.alike: dict[int, list[int]] = defaultdict(list)
         for group in range(len(program.groups)):
             self.alike[program.class_of_group(group)].append(group)
+        folding = program.folding
+        self.stands_for = (
+            dict(zip(folding.links.tolist(), folding.link_class.tolist(), strict=True)) if folding else {}
+        )
         self.links: dict[int, int] = {}
         self.meetings: list[Meeting] = []
         self.fluids: dict[tuple[object, ...], _Fluid] = {}
@@ -329,7 +333,7 @@ class _Lowering:
         rooms += [(self.per_device[HBM] << LEVEL_BITS) // first.hbm] if first.hbm else []
         alone = min([first.bound_q, *rooms])
         onto: dict[int, int] = defaultdict(int)
-        stands_for = self.program.link_class
+        stands_for = self.stands_for
         for wire in wires:
             for link, demand in wire.demands:
                 if stands_for.get(link, -1 if stands_for else link) == link:
