@@ -9,13 +9,14 @@ links would give, the wire has a bound on its level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from emulator.plan.body import Int64
 from emulator.plan.collectives import (
     ALGORITHMS,
     Algorithm,
@@ -327,3 +328,99 @@ def _build(traffic: Pattern, protocol: Protocol | Ideal, fabric: Fabric) -> Wire
 
 def _ceil(value: Fraction) -> int:
     return -(-value.numerator // value.denominator)
+
+
+class ClassWire(NamedTuple):
+    """Collectives or transfers of one class, as the pool plays them all at once; the first stands for all."""
+
+    alpha_ps: int
+    """Latency before the fluid part."""
+    length_q: int
+    """Time of the fluid part at level 1, in units of 2**-62 ps; 0 where nothing moves."""
+    level: int
+    """Level of the first alone on its links, in units of 2**-62."""
+    demands: tuple[tuple[int, int], ...]
+    """(link id, bytes per second at level 1 of all members together), sorted by link."""
+    hbm: int
+    """HBM bytes per second at level 1, on each rank that takes part."""
+    sms: int
+    """Channels, each an SM, held on each rank from its arrival to the end."""
+    algorithm: str
+    protocol: str
+
+
+class GroupClass:
+    """Groups of one class: the wires of their collectives, the first group standing for all."""
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int]],
+        fabric: Fabric,
+        onto: Int64 | None = None,
+        slower: Mapping[int, int] | None = None,
+    ) -> None:
+        """groups: GPU numbers in ring order, of every group.
+
+        onto: ascending links to keep demands on (None: all). slower: bytes per second of degraded links.
+        """
+        self.groups, self.fabric = groups, fabric
+        self.onto = None if onto is None else set(onto.tolist())
+        self.slower = slower or {}
+
+    def wire(
+        self, kind: CollectiveKind, size: int, algorithm: Algorithm | Literal["auto"], root: int = 0
+    ) -> ClassWire:
+        """Wire of a collective of `size` bytes (S of nccl-tests) that all of the groups do at once."""
+        wires = [collective_wire(kind, each, size, algorithm, self.fabric, root=root) for each in self.groups]
+        return _of_class(wires, self.fabric, self.onto, self.slower)
+
+
+def class_wire(
+    kind: CollectiveKind,
+    groups: Sequence[Sequence[int]],
+    size: int,
+    algorithm: Algorithm | Literal["auto"],
+    fabric: Fabric,
+    *,
+    root: int = 0,
+    onto: Int64 | None = None,
+    slower: Mapping[int, int] | None = None,
+) -> ClassWire:
+    """One wire of a class of groups; `GroupClass` keeps what several wires have in common."""
+    return GroupClass(groups, fabric, onto, slower).wire(kind, size, algorithm, root)
+
+
+def transfer_class_wire(
+    src: Int64,
+    dst: Int64,
+    size: int,
+    fabric: Fabric,
+    *,
+    onto: Int64 | None = None,
+    slower: Mapping[int, int] | None = None,
+) -> ClassWire:
+    """Wire of transfers of `size` bytes, each from src[i] to dst[i], all at once; the first stands for all."""
+    wires = [transfer_wire(*ends, size, fabric) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
+    return _of_class(wires, fabric, None if onto is None else set(onto.tolist()), slower or {})
+
+
+def _of_class(
+    wires: list[Wire], fabric: Fabric, onto: set[int] | None, slower: Mapping[int, int]
+) -> ClassWire:
+    first = wires[0]
+    rooms = [(slower.get(link, fabric.capacity(link)) << LEVEL_BITS) // d for link, d in first.demands]
+    total: dict[int, int] = {}
+    for wire in wires:
+        for link, demand in wire.demands:
+            if onto is None or link in onto:
+                total[link] = total.get(link, 0) + demand
+    return ClassWire(
+        first.alpha_ps,
+        first.length_q,
+        min([first.bound_q, *rooms]),
+        tuple(sorted(total.items())),
+        first.hbm,
+        first.sms,
+        first.algorithm,
+        first.protocol,
+    )
