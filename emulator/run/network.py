@@ -399,7 +399,7 @@ def transfer_class_wire(
     onto: Int64 | None = None,
     slower: Mapping[int, int] | None = None,
 ) -> ClassWire:
-    """Wire of transfers of `size` bytes, each from src[i] to dst[i], all at once; the first stands for all."""
+    """Wire of transfers of `size` bytes from each src to its dst, all at once; the first stands for all."""
     wires = [transfer_wire(*ends, size, fabric) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
     return _of_class(wires, fabric, None if onto is None else set(onto.tolist()), slower or {})
 

@@ -15,9 +15,13 @@ from fractions import Fraction
 from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from emulator.spec.cluster import Cluster
 from emulator.spec.errors import JobError
+
+Int64 = npt.NDArray[np.int64]
 
 Level = Literal["scale_up", "rack", "pod", "spine"]
 """How far a route climbs: the node's switch, one leaf, the pod's spine layer, or above the pods."""
@@ -28,6 +32,7 @@ Kind = Literal[
 
 GPU_KINDS: tuple[Kind, ...] = ("scale_up.out", "scale_up.in", "nic.out", "nic.in")
 LINKS_PER_GPU = len(GPU_KINDS)
+KINDS: tuple[Kind, ...] = (*GPU_KINDS, "leaf.up", "leaf.down", "pod.up", "pod.down")
 
 SWITCHES: dict[Level, int] = {"scale_up": 1, "rack": 1, "pod": 3, "spine": 5}
 """Switches that a packet crosses: up through leaf and pod layer and down again."""
@@ -45,7 +50,10 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Fabric:
-    """Links and routes of one cluster. Links are named by integer ids, 0 .. len(fabric) - 1."""
+    """Links and routes of one cluster. Links are named by integer ids, 0 .. len(fabric) - 1.
+
+    Fabrics of one cluster are equal.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -61,6 +69,40 @@ class Fabric:
     def __len__(self) -> int:
         """Return the number of links."""
         return self._links
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fabric):
+            return NotImplemented
+        return self.cluster is other.cluster or self.cluster == other.cluster
+
+    def __hash__(self) -> int:
+        return hash((self.cluster.name, self.gpus, self._links))
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Payload bytes per second of a link of each of KINDS."""
+        return tuple(self._rates[kind][1] for kind in KINDS)
+
+    def places(self, gpus: Int64) -> Int64:
+        """Node, leaf and pod of each GPU: three rows, each shaped like `gpus`."""
+        if gpus.size:
+            self._check("gpu", int(gpus.min()), self.gpus)
+            self._check("gpu", int(gpus.max()), self.gpus)
+        cluster = self.cluster
+        node = gpus // cluster.gpus_per_node
+        pod = node // cluster.nodes_per_pod
+        rail = pod * cluster.gpus_per_node + gpus % cluster.gpus_per_node
+        return np.stack([node, rail if cluster.rail_optimised else node // cluster.nodes_per_rack, pod])
+
+    def links_of(self, gpus: Int64) -> Int64:
+        """Links of each GPU, one row for each of KINDS: its own ports, and those of its leaf and its pod.
+
+        A row of leaves or pods means nothing where there is only one, which has no links.
+        """
+        _, leaf, pod = self.places(gpus)
+        ports = [LINKS_PER_GPU * gpus + port for port in range(LINKS_PER_GPU)]
+        leaves = [self.first_leaf_link + 2 * leaf + way for way in (0, 1)]
+        return np.stack([*ports, *leaves, *(self.first_pod_link + 2 * pod + way for way in (0, 1))])
 
     def gpu_link(self, gpu: int, kind: Kind) -> int:
         """Id of a GPU's own port: one of GPU_KINDS."""
