@@ -1,13 +1,14 @@
 """Templates: the ops of one kind of rank, kept as columns.
 
-Ops are values, but a step of a large model has 100,000 of them. So a template keeps columns (its *body*), which
-stages that are alike but for their number share, and makes an Op when somebody asks for it.
+Ops are values, but a step of a large model has 100,000 of them. So a template keeps columns (its *body*),
+which stages that are alike but for their number share, and makes an Op when somebody asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -39,7 +40,7 @@ class Lists(NamedTuple):
     def rows(self) -> list[tuple[int, ...]]:
         """Numbers of all rows."""
         items, edges = self.items.tolist(), self.begin.tolist()
-        return [tuple(items[a:b]) if b > a else () for a, b in zip(edges, edges[1:], strict=False)]
+        return [tuple(items[a:b]) if b > a else () for a, b in pairwise(edges)]
 
     @property
     def owners(self) -> Int64:
@@ -160,7 +161,8 @@ class Template:
         body = self.body
         columns = (body.name, body.stream, body.work, body.phase, body.microbatch, self.layer)
         lists = (body.waits, body.allocates, body.uses, body.frees)
-        return self._op(*(int(c[index]) for c in columns), *(each.row(index) for each in lists))
+        number = [int(column[index]) for column in columns]
+        return self._op(*number, *[each.row(index) for each in lists])
 
     def op_name(self, index: int) -> str:
         """Name of one op."""

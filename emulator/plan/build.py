@@ -1,18 +1,19 @@
-"""Job to Program: templates for the stages, classes for the ranks, groups and peers from the mesh."""
+"""Job to Program: templates for the stages, seats for the ranks, groups and peers from the mesh."""
 
 from __future__ import annotations
 
-from functools import cache
+import numpy as np
 
 from emulator.plan import stage as stages_of
+from emulator.plan.body import Body, Int64, Template
 from emulator.plan.data_parallel import TIED
 from emulator.plan.folding import fold
 from emulator.plan.memory import is_sharded
-from emulator.plan.program import Group, Program, RankClass
-from emulator.plan.schedule import schedule, validate
+from emulator.plan.program import Group, Program, Seats
+from emulator.plan.schedule import Actions, schedule, validate
 from emulator.plan.stage import NEXT, PREV
 from emulator.plan.unit import Stage, stages
-from emulator.spec.job import Job, coordinates, rank_of
+from emulator.spec.job import Job, axis_index, rank_of
 
 
 def plan(job: Job, folded: bool = True) -> Program:
@@ -26,51 +27,71 @@ def plan(job: Job, folded: bool = True) -> Program:
     cut = stages(job)
     actions = schedule(job.pipeline.schedule, layout.pp, job.microbatches)
     validate(actions, job.microbatches)
-    templates = []
-
-    @cache
-    def template_of(pp: int, owner: int | None) -> int:
-        templates.append(stages_of.write(job, cut[pp], actions[pp], owner))
-        return len(templates) - 1
-
-    groups, number = _groups(job)
-    classes = []
-    for rank in range(layout.world_size):
-        at = coordinates(layout, rank)
-        bound = {}
-        if layout.dp > 1:
-            bound["dp"] = number["dp", at.pp]
-        if (TIED, at.dp) in number and at.pp in (0, layout.pp - 1):
-            bound[TIED] = number[TIED, at.dp]
-        peers = {}
-        if at.pp > 0:
-            peers[PREV] = rank_of(layout, pp=at.pp - 1, dp=at.dp)
-        if at.pp < layout.pp - 1:
-            peers[NEXT] = rank_of(layout, pp=at.pp + 1, dp=at.dp)
-        template = template_of(at.pp, _owner(job, cut[at.pp], at.dp))
-        classes.append(RankClass((rank,), template, bound, peers))
-    program = Program(job, tuple(templates), tuple(classes), groups)
+    pp, dp = axis_index(layout, "pp"), axis_index(layout, "dp")
+    templates, template = _templates(job, cut, actions, pp, dp)
+    groups, bound = _groups(job, pp, dp)
+    stride = rank_of(layout, pp=1) if layout.pp > 1 else 0
+    ranks = np.arange(layout.world_size)
+    peers = {
+        PREV: np.where(pp > 0, ranks - stride, -1),
+        NEXT: np.where(pp < layout.pp - 1, ranks + stride, -1),
+    }
+    seats = Seats(template, bound, peers)
+    program = Program(job, templates, tuple(seats.seat(rank) for rank in range(len(seats))), groups)
     return fold(program) if folded else program
 
 
-def _groups(job: Job) -> tuple[tuple[Group, ...], dict[tuple[str, int], int]]:
-    """Groups of the job, and the index of each by its name and where it lies on the other axis."""
+def _templates(
+    job: Job, cut: tuple[Stage, ...], actions: Actions, pp: Int64, dp: Int64
+) -> tuple[tuple[Template, ...], Int64]:
+    """Templates, in the order in which the ranks come to them, and the index of each rank's.
+
+    Stages that are alike, and do the same in the same order, share a body.
+    """
+    layered = is_sharded(job) and job.data_parallel.ownership == "layer"
+    units = np.array([len(stage.units) for stage in cut])
+    # All ranks beyond the units own nothing and are alike.
+    owner = np.minimum(dp, units[pp]) if layered else np.full_like(dp, -1)
+    _, first, inverse = np.unique(pp * (units.max() + 2) + owner + 1, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    bodies: dict[object, Body] = {}
+    templates = []
+    for rank in first[order].tolist():
+        stage, mine = cut[int(pp[rank])], int(owner[rank])
+        row = actions[stage.index]
+        does = tuple((action.kind, action.microbatch) for action in row)
+        key = (id(stage.pieces), stage.index == 0, stage.last, mine, does)
+        if key not in bodies:
+            bodies[key] = stages_of.write(job, stage, row, None if mine < 0 else mine)
+        name = f"stage{stage.index}{_owner_name(mine, stage)}"
+        templates.append(Template.written(name, stage.index, stage.first_layer, bodies[key]))
+    return tuple(templates), place[inverse]
+
+
+def _owner_name(owner: int, stage: Stage) -> str:
+    if owner < 0:
+        return ""
+    return f".owner{owner}" if owner < len(stage.units) else ".no_owner"
+
+
+def _groups(job: Job, pp: Int64, dp: Int64) -> tuple[tuple[Group, ...], dict[str, Int64]]:
+    """Groups of the job, and by name the one of each rank."""
     layout = job.layout
     groups: list[Group] = []
-    number: dict[tuple[str, int], int] = {}
+    bound: dict[str, Int64] = {}
     if layout.dp > 1:
-        for pp in range(layout.pp):
-            number["dp", pp] = len(groups)
-            groups.append(Group("dp", tuple(rank_of(layout, pp=pp, dp=dp) for dp in range(layout.dp))))
+        bound["dp"] = pp
+        stride = rank_of(layout, dp=1)
+        for stage in range(layout.pp):
+            first = rank_of(layout, pp=stage)
+            groups.append(Group("dp", range(first, first + layout.dp * stride, stride)))
     if job.model.tied_embeddings and layout.pp > 1 and job.fixed_times is None:
-        for dp in range(layout.dp):
-            number[TIED, dp] = len(groups)
-            groups.append(Group("pp", tuple(rank_of(layout, pp=pp, dp=dp) for pp in (0, layout.pp - 1))))
-    return tuple(groups), number
-
-
-def _owner(job: Job, stage: Stage, dp: int) -> int | None:
-    """What a rank owns in the layer form of fsdp; all ranks beyond the units own nothing and are alike."""
-    if not is_sharded(job) or job.data_parallel.ownership == "tensor":
-        return None
-    return min(dp, len(stage.units))
+        at_end = (pp == 0) | (pp == layout.pp - 1)
+        bound[TIED] = np.where(at_end, dp + len(groups), -1)
+        away = rank_of(layout, pp=layout.pp - 1)
+        for replica in range(layout.dp):
+            first = rank_of(layout, dp=replica)
+            groups.append(Group("pp", range(first, first + away + 1, away)))
+    return tuple(groups), bound

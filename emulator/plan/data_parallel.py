@@ -2,7 +2,8 @@
 
 `Replicated` here is none and ddp, and any job with one data-parallel rank; `fsdp.Sharded` is fsdp. Both are
 told by `stage.write` as it writes the compute ops: `enter` a visit (one piece of the stage on one microbatch,
-one way), `stepped` after each op, `leave` the visit, `finish` after the last.
+one way), `completed` where gradients are, if it `listens` to the visit, `leave` the visit, `finish` after the
+last.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Plan(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a visit must wait for, and the buffers that its ops use."""
+    """What a visit must wait for, and the buffer of the unsharded parameters that its ops use; -1: none."""
 
     waits: tuple[int, ...] = ()
-    touches: tuple[int, ...] = ()
+    unsharded: int = -1
 
 
 def buckets(sizes: Sequence[int], first: int, cap: int) -> list[list[int]]:
@@ -157,7 +158,9 @@ class Replicated:
         self.in_backward = options.optimizer_in_backward
         if self.in_backward:
             self.gradients = [
-                draft.buffer(f"{unit.name}.gradients", "gradients", each.gradients * unit.elements)
+                draft.buffer(
+                    f"{unit.name}.gradients", "gradients", each.gradients * unit.elements, layer=unit.layer
+                )
                 for unit in units
             ]
         else:
@@ -195,16 +198,27 @@ class Replicated:
         del index
         return Entry()
 
-    def gradient(self, visit: Visit, step: Step) -> tuple[int, int]:
-        """Buffer that a step adds its gradient to, and the HBM bytes of that beyond the kernel's own."""
-        later = visit.microbatch != self.plan.first_microbatch
-        return self.gradients[visit.unit], gradient_bytes(self.plan, step, self.stored, later)
+    @property
+    def gradient_element_bytes(self) -> int:
+        """Bytes of an element of the buffer that gradients are written to."""
+        return self.stored
 
-    def stepped(self, visit: Visit, step: Step, op: int) -> None:
+    def gradient(self, visit: Visit) -> int:
+        """Buffer that a backward writes its gradients to."""
+        return self.gradients[visit.unit]
+
+    def adds(self, visit: Visit) -> bool:
+        """Whether a backward adds to the gradients of an earlier microbatch."""
+        return not visit.forward and visit.microbatch != self.plan.first_microbatch
+
+    def listens(self, visit: Visit) -> bool:
+        """Whether to tell of each gradient that is complete: in the last backward, where they are sent."""
+        last = not visit.forward and visit.microbatch == self.plan.last_microbatch
+        return last and bool(self.contents)
+
+    def completed(self, visit: Visit, parameters: Iterable[int], op: int) -> None:
         """Send the buckets that this op of the last backward completes; none waits for all of backward."""
-        if visit.forward or visit.microbatch != self.plan.last_microbatch or not self.contents:
-            return
-        completed = [self.bucket_of[visit.unit, parameter] for parameter in step.completes]
+        completed = [self.bucket_of[visit.unit, parameter] for parameter in parameters]
         for bucket in completed:
             self.missing[bucket] -= 1
         if self.plan.job.data_parallel.sharding != "none":

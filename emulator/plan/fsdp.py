@@ -23,21 +23,20 @@ Sizes are elements times bytes: no padding where the degree does not divide a te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from emulator.plan.data_parallel import (
     Entry,
     Plan,
     Visit,
     copy_kernel,
-    gradient_bytes,
     holds_tied,
     share_tied,
     update,
 )
 from emulator.plan.memory import FULL, state_bytes
 from emulator.plan.program import COMPUTE, Collective
-from emulator.plan.unit import Step, shared_parameter, stored_bytes
+from emulator.plan.unit import shared_parameter, stored_bytes
 from emulator.spec.job import reduce_precision
 from emulator.spec.units import BYTES_PER_ELEMENT
 
@@ -89,7 +88,7 @@ class Sharded:
         draft.buffer("optimizer", "optimizer", each.optimizer * held, persistent=True)
         if self.options.optimizer_in_backward:
             self.gradients = [
-                draft.buffer(f"{unit.name}.gradients", "gradients", each.gradients * mine)
+                draft.buffer(f"{unit.name}.gradients", "gradients", each.gradients * mine, layer=unit.layer)
                 for unit, mine in zip(units, self.held, strict=True)
             ]
         else:
@@ -133,8 +132,7 @@ class Sharded:
                 waits = (self._copy_out(visit, gather, output),)
             else:
                 self.unsharded[visit.unit] = output
-        unsharded = self.unsharded[visit.unit]
-        return Entry(waits, (unsharded,) if unsharded >= 0 else ())
+        return Entry(waits, self.unsharded[visit.unit])
 
     def _ahead(self, index: int) -> int:
         """Visits by which the gather for this one is issued early."""
@@ -152,12 +150,12 @@ class Sharded:
     def _unshard(self, index: int) -> None:
         visit, draft = self.plan.visits[index], self.plan.draft
         unit = self.plan.stage.units[visit.unit]
-        way, suffix = "F" if visit.forward else "B", f"mb{visit.microbatch}"
+        suffix = "F.mb{mb}" if visit.forward else "B.mb{mb}"
         size = unit.elements * self.stored
         # The owner of a whole FP32 layer computes with the state itself.
         in_place = self.owner is not None and self.held[visit.unit] and self.stored == FULL
         what = "gathered" if self._copies_out else "unsharded"
-        output = -1 if in_place else draft.buffer(f"{unit.name}.{what}.{way}.{suffix}", "buffers", size)
+        output = -1 if in_place else self._buffer(visit, f"{what}.{suffix}", size)
         touches = (output,) if output >= 0 else ()
         before = max(index - 1 - self._ahead(index), self._last_use(index))
         waits = (self.ended[before],) if before >= 0 else ()
@@ -166,7 +164,7 @@ class Sharded:
         if self.plan.kernels and self.held[visit.unit] and not in_place:
             copy = copy_kernel(self.held[visit.unit], FULL, self.stored)
             copied = draft.op(
-                f"{unit.name}.unshard_copy_in.{way}.{suffix}", COPY_IN, copy, waits=waits,
+                f"{unit.name}.unshard_copy_in.{suffix}", COPY_IN, copy, waits=waits,
                 touches=touches, microbatch=visit.microbatch, layer=unit.layer,
             )  # fmt: skip
             waits = (copied,)
@@ -178,7 +176,7 @@ class Sharded:
             )
         )
         gather = draft.op(
-            f"{unit.name}.unshard.{way}.{suffix}", UNSHARD, work, waits=waits, touches=touches,
+            f"{unit.name}.unshard.{suffix}", UNSHARD, work, waits=waits, touches=touches,
             microbatch=visit.microbatch, layer=unit.layer,
         )  # fmt: skip
         self.pending[index] = gather, output
@@ -190,11 +188,10 @@ class Sharded:
 
     def _copy_out(self, visit: Visit, gather: int, output: int) -> int:
         draft, unit = self.plan.draft, self.plan.stage.units[visit.unit]
-        way, suffix = "F" if visit.forward else "B", f"mb{visit.microbatch}"
-        size = unit.elements * self.stored
-        self.unsharded[visit.unit] = draft.buffer(f"{unit.name}.unsharded.{way}.{suffix}", "buffers", size)
+        suffix = "F.mb{mb}" if visit.forward else "B.mb{mb}"
+        self.unsharded[visit.unit] = self._buffer(visit, f"unsharded.{suffix}", unit.elements * self.stored)
         return draft.op(
-            f"{unit.name}.unshard_copy_out.{way}.{suffix}",
+            f"{unit.name}.unshard_copy_out.{suffix}",
             COMPUTE,
             copy_kernel(unit.elements, self.stored, self.stored),
             waits=(gather,),
@@ -204,25 +201,39 @@ class Sharded:
             layer=unit.layer,
         )
 
+    def _buffer(self, visit: Visit, what: str, size: int) -> int:
+        unit = self.plan.stage.units[visit.unit]
+        return self.plan.draft.buffer(
+            f"{unit.name}.{what}", "buffers", size, microbatch=visit.microbatch, layer=unit.layer
+        )
+
     @property
-    def _running_bytes(self) -> int:
+    def gradient_element_bytes(self) -> int:
         """Bytes of an element of a unit's unsharded gradients, a sum where microbatches meet in them."""
         sums = not self.each_microbatch and self.plan.first_microbatch != self.plan.last_microbatch
         return self.travel if sums else self.stored
 
-    def gradient(self, visit: Visit, step: Step) -> tuple[int, int]:
-        """Unsharded buffer that a step writes its gradient to, and the HBM bytes beyond the kernel's own."""
-        unit = self.plan.stage.units[visit.unit]
-        element = self._running_bytes
-        later = not self.each_microbatch and visit.microbatch != self.plan.first_microbatch
+    def gradient(self, visit: Visit) -> int:
+        """Buffer that a backward writes its unsharded gradients to."""
         if visit.unit not in self.running:
-            suffix = f".mb{visit.microbatch}" if self.each_microbatch else ""
-            name = f"{unit.name}.unsharded_gradients{suffix}"
-            self.running[visit.unit] = self.plan.draft.buffer(name, "buffers", element * unit.elements)
-        return self.running[visit.unit], gradient_bytes(self.plan, step, element, later)
+            size = self.gradient_element_bytes * self.plan.stage.units[visit.unit].elements
+            name = "unsharded_gradients.mb{mb}" if self.each_microbatch else "unsharded_gradients"
+            self.running[visit.unit] = self._buffer(visit, name, size)
+        return self.running[visit.unit]
 
-    def stepped(self, visit: Visit, step: Step, op: int) -> None:
+    def adds(self, visit: Visit) -> bool:
+        """Whether a backward adds to the unsharded gradients of an earlier microbatch."""
+        later = visit.microbatch != self.plan.first_microbatch
+        return not visit.forward and not self.each_microbatch and later
+
+    def listens(self, visit: Visit) -> bool:
         """Nothing is sent before a unit's backward has ended."""
+        del visit
+        return False
+
+    def completed(self, visit: Visit, parameters: Iterable[int], op: int) -> None:
+        """Never told of single gradients."""
+        raise AssertionError(f"{self} does not listen to {visit}: {parameters}, {op}")
 
     def leave(self, index: int, op: int) -> None:
         """End a visit: the unit is resharded if it is to be, and its gradients are reduced."""
@@ -240,15 +251,14 @@ class Sharded:
     def _reduce(self, visit: Visit, after: int) -> int:
         """Issue the reduction of a unit's gradients and, where state is kept, their addition to it."""
         draft, unit, mine = self.plan.draft, self.plan.stage.units[visit.unit], self.held[visit.unit]
-        suffix = f"mb{visit.microbatch}"
         source = self.running.pop(visit.unit)
         size = unit.elements * self.travel
         waits: Sequence[int] = (after,)
         if self.plan.kernels and (self.owner is None or self.travel != self.stored):
-            target = draft.buffer(f"{unit.name}.reduce_input.{suffix}", "buffers", size)
-            copy = copy_kernel(unit.elements, self._running_bytes, self.travel)
+            target = self._buffer(visit, "reduce_input.mb{mb}", size)
+            copy = copy_kernel(unit.elements, self.gradient_element_bytes, self.travel)
             copied = draft.op(
-                f"{unit.name}.reduce_copy_in.{suffix}", COMPUTE, copy, waits=self.sent[-1:], phase="B",
+                unit.name + ".reduce_copy_in.mb{mb}", COMPUTE, copy, waits=self.sent[-1:], phase="B",
                 touches=(source, target), microbatch=visit.microbatch, layer=unit.layer,
             )  # fmt: skip
             source, waits = target, (copied,)
@@ -259,7 +269,7 @@ class Sharded:
         lands = self.plan.kernels and mine and (adds or self.owner is not None)
         if lands and self.owner is None:
             # Where there is a sum already, the shard arrives beside it and is added.
-            source = draft.buffer(f"{unit.name}.reduce_output.{suffix}", "buffers", mine * self.travel)
+            source = self._buffer(visit, "reduce_output.mb{mb}", mine * self.travel)
             touches.append(source)
         work = (
             Collective(kind="reduce_scatter", group="dp", axis="dp", bytes=size)
@@ -269,13 +279,13 @@ class Sharded:
             )
         )
         done = draft.op(
-            f"{unit.name}.reduce.{suffix}", REDUCE, work, waits=waits, touches=touches,
+            unit.name + ".reduce.mb{mb}", REDUCE, work, waits=waits, touches=touches,
             microbatch=visit.microbatch, layer=unit.layer,
         )  # fmt: skip
         self.sent.append(done)
         if lands:
             done = draft.op(
-                f"{unit.name}.accumulate.{suffix}", REDUCE, copy_kernel(mine, self.travel, FULL, adds=adds),
+                unit.name + ".accumulate.mb{mb}", REDUCE, copy_kernel(mine, self.travel, FULL, adds=adds),
                 touches=(source, self.gradients[visit.unit]), microbatch=visit.microbatch, layer=unit.layer,
             )  # fmt: skip
         self.last_reduce = done

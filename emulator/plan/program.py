@@ -52,7 +52,7 @@ class RankClass(msgspec.Struct, frozen=True):
 
 
 class Seats(msgspec.Struct, frozen=True, eq=False):
-    """What each rank alone is bound to, as columns over the ranks; -1 where a rank has no such group or peer."""
+    """What each rank alone is bound to, as columns over the ranks; -1: it has no such group or peer."""
 
     template: Int64
     groups: dict[str, Int64]

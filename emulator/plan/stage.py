@@ -14,48 +14,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from emulator.plan.blocks import TOKEN_BYTES
-from emulator.plan.data_parallel import Plan, Replicated, Visit
+from emulator.plan.body import Body
+from emulator.plan.data_parallel import Plan, Replicated, Visit, gradient_bytes
 from emulator.plan.fsdp import Sharded
 from emulator.plan.memory import RESERVED_BYTES, is_sharded
-from emulator.plan.program import COMPUTE, Fixed, HostCopy, Kernel, Load, Template, Transfer
+from emulator.plan.program import COMPUTE, Fixed, HostCopy, Kernel, Load, Phase, Transfer
 from emulator.plan.schedule import Action
-from emulator.plan.template import TemplateDraft
-from emulator.plan.unit import Piece, Stage, Step, boundary_bytes
+from emulator.plan.template import TemplateDraft, Tile
+from emulator.plan.unit import Stage, Step, boundary_bytes
 from emulator.spec.job import Job
 from emulator.spec.units import to_ps
 
 NEXT, PREV = "next", "prev"
 
 
-def write(job: Job, stage: Stage, actions: Sequence[Action], owner: int | None = None) -> Template:
+def write(job: Job, stage: Stage, actions: Sequence[Action], owner: int | None = None) -> Body:
     """Write what a rank of this stage does in one step; `owner` as in `fsdp.Sharded`."""
-    draft = TemplateDraft(stage.index)
+    draft = TemplateDraft()
     draft.buffer("reserved", "reserved", RESERVED_BYTES, persistent=True)
     backward = [action.microbatch for action in actions if action.kind != "F"]
     plan = Plan(job, stage, draft, visits(stage, actions), backward[0], backward[-1])
     traffic = Sharded(plan, owner) if is_sharded(job) else Replicated(plan)
-    return _Writer(plan, traffic).write(actions, f"stage{stage.index}" + _owner_name(owner, stage))
-
-
-def _owner_name(owner: int | None, stage: Stage) -> str:
-    if owner is None:
-        return ""
-    return f".owner{owner}" if owner < len(stage.units) else ".no_owner"
+    return _Writer(plan, traffic).write(actions)
 
 
 def visits(stage: Stage, actions: Iterable[Action]) -> list[Visit]:
     """Pieces in the order in which the actions take the microbatches through them."""
     ups = [piece.unit for piece in stage.pieces]
-    ahead = [(p, unit, unit not in ups[:p], unit not in ups[p + 1 :]) for p, unit in enumerate(ups)]
-    back = [(p, unit, final, first) for p, unit, first, final in reversed(ahead)]
+    first = {unit: p for p, unit in reversed(list(enumerate(ups)))}
+    final = {unit: p for p, unit in enumerate(ups)}
+    ahead = [(p, unit, first[unit] == p, final[unit] == p) for p, unit in enumerate(ups)]
+    back = [(p, unit, is_final, is_first) for p, unit, is_first, is_final in reversed(ahead)]
     return [
-        Visit(p, unit, action.kind == "F", action.microbatch, first, final)
+        Visit(p, unit, action.kind == "F", action.microbatch, is_first, is_final)
         for action in actions
-        for p, unit, first, final in (ahead if action.kind == "F" else back)
+        for p, unit, is_first, is_final in (ahead if action.kind == "F" else back)
     ]
 
 
@@ -65,8 +64,20 @@ def _with_bytes(kernel: Kernel, extra: int) -> Kernel:
     return msgspec.structs.replace(kernel, hbm_bytes=kernel.hbm_bytes + extra)
 
 
+class _Part(NamedTuple):
+    """Ops of a visit between two moments at which data parallelism wants to know what is done."""
+
+    tile: Tile
+    completes: tuple[int, ...]
+    """Indices in the unit's parameters of those whose gradient the last op completes."""
+
+
 class _Writer:
-    """Writes one template, action by action."""
+    """Writes one body, action by action.
+
+    A visit lays tiles. Their slots are the tensors of the piece's flow, and after them the microbatch's
+    labels, the unit's unsharded parameters and its gradient.
+    """
 
     def __init__(self, plan: Plan, traffic: Sharded | Replicated) -> None:
         self.plan, self.traffic = plan, traffic
@@ -82,8 +93,9 @@ class _Writer:
         self.labels: dict[int, int] = {}
         self.sent: dict[int, int] = {}  # buffer -> send op, in case it is read after that
         self.passed_back = -1  # dx of the piece whose backward was written last
+        self.parts: dict[tuple[object, ...], list[_Part]] = {}
 
-    def write(self, actions: Sequence[Action], name: str) -> Template:
+    def write(self, actions: Sequence[Action]) -> Body:
         """Write all actions, then what ends the step."""
         index, last = 0, -1
         pieces = len(self.stage.pieces)
@@ -95,7 +107,7 @@ class _Writer:
             index += pieces
             self._output(action, last)
         self.traffic.finish(last)
-        return self.draft.build(name)
+        return self.draft.build()
 
     def _tensors(self, piece: int, microbatch: int) -> list[int]:
         key = (piece, microbatch)
@@ -105,13 +117,16 @@ class _Writer:
 
     def _bind(self, piece: int, microbatch: int, tensor: str) -> int:
         """Buffer of a tensor, made now if nothing has touched it yet."""
-        at, held = self.number[piece][tensor], self._tensors(piece, microbatch)
-        if held[at] < 0:
+        return self._made(piece, self._tensors(piece, microbatch), self.number[piece][tensor], microbatch)
+
+    def _made(self, piece: int, held: list[int], tensor: int, mb: int) -> int:
+        if held[tensor] < 0:
             of = self.stage.pieces[piece]
-            held[at] = self.draft.buffer(
-                f"{of.name}.{tensor}.mb{microbatch}", "activations", of.flow.tensors[at][1]
+            name, size = of.flow.tensors[tensor]
+            held[tensor] = self.draft.buffer(
+                f"{of.name}.{name}.mb{{mb}}", "activations", size, microbatch=mb, layer=of.layer
             )
-        return held[at]
+        return held[tensor]
 
     def _input(self, action: Action, last: int) -> tuple[int, ...]:
         """Issue what brings a microbatch, or its gradient, here; returns what its first op waits for.
@@ -119,47 +134,37 @@ class _Writer:
         `last` is the last op of the action before, -1 if there is none.
         """
         after = (last,) if last >= 0 else ()
-        mb, stage, end = action.microbatch, self.stage.index, len(self.stage.pieces) - 1
+        mb, first, end = action.microbatch, self.stage.index == 0, len(self.stage.pieces) - 1
         if action.kind == "F":
-            loaded = self._load(mb) if self.plan.kernels and (stage == 0 or self.stage.last) else ()
-            if stage == 0:
+            loaded = self._load(mb) if self.plan.kernels and (first or self.stage.last) else ()
+            if first:
                 return loaded
-            x = self._bind(0, mb, "x")
-            return (*loaded, self._transfer("recv", PREV, "F", mb, stage - 1, stage, after, x))
+            return (*loaded, self._transfer("recv", PREV, "F", mb, after, self._bind(0, mb, "x")))
         if self.stage.last:
             return ()
-        dy = self._bind(end, mb, "dy")
-        return (self._transfer("recv", NEXT, "B", mb, stage + 1, stage, after, dy),)
+        return (self._transfer("recv", NEXT, "B", mb, after, self._bind(end, mb, "dy")),)
 
     def _output(self, action: Action, last: int) -> None:
         """Send what the stage has made of a microbatch, once the action's last op has ended."""
-        mb, stage, end = action.microbatch, self.stage.index, len(self.stage.pieces) - 1
+        mb, end = action.microbatch, len(self.stage.pieces) - 1
         if action.kind == "F" and not self.stage.last:
             y = self._bind(end, mb, "y")
-            self.sent[y] = self._transfer("send", NEXT, "F", mb, stage, stage + 1, (last,), y)
-        elif action.kind != "F" and stage > 0:
-            self._transfer("send", PREV, "B", mb, stage, stage - 1, (last,), self.passed_back)
+            self.sent[y] = self._transfer("send", NEXT, "F", mb, (last,), y)
+        elif action.kind != "F" and self.stage.index > 0:
+            self._transfer("send", PREV, "B", mb, (last,), self.passed_back)
 
     def _transfer(
         self,
-        kind: str,
+        kind: Literal["send", "recv"],
         peer: str,
         way: str,
         mb: int,
-        source: int,
-        target: int,
         waits: tuple[int, ...],
         buffer: int,
     ) -> int:
-        work = Transfer(
-            kind="send" if kind == "send" else "recv",
-            peer=peer,
-            axis="pp",
-            bytes=self.boundary,
-            tag=f"{way}{mb}:{source}>{target}",
-            duration_ps=self.transfer_ps,
-        )
-        name = f"{self.stage.index}{kind.upper()}_{way}{mb}"
+        size, fixed = self.boundary, self.transfer_ps
+        work = Transfer(kind=kind, peer=peer, axis="pp", bytes=size, tag=f"{way}{mb}", duration_ps=fixed)
+        name = f"{{stage}}{kind.upper()}_{way}{{mb}}"
         return self.draft.op(name, f"pp.{kind}_{peer}", work, waits=waits, touches=(buffer,), microbatch=mb)
 
     def _load(self, mb: int) -> tuple[int, ...]:
@@ -169,37 +174,80 @@ class _Writer:
         if self.stage.index == 0:
             touches.append(self._bind(0, mb, "x"))
         if self.stage.last:
-            self.labels[mb] = self.draft.buffer(f"labels.mb{mb}", "activations", size)
+            self.labels[mb] = self.draft.buffer("labels.mb{mb}", "activations", size, microbatch=mb)
             touches.append(self.labels[mb])
-        load = self.draft.op(f"load.mb{mb}", "loader", Load(size * len(touches)), microbatch=mb)
+        load = self.draft.op("load.mb{mb}", "loader", Load(size * len(touches)), microbatch=mb)
         copy = HostCopy(size * len(touches), "h2d")
-        return (self.draft.op(f"copy.mb{mb}", "copy", copy, waits=(load,), touches=touches, microbatch=mb),)
+        return (self.draft.op("copy.mb{mb}", "copy", copy, waits=(load,), touches=touches, microbatch=mb),)
 
     def _visit(self, index: int, waits: tuple[int, ...]) -> int:
         """Write the ops of one piece for one microbatch, one way; returns the last."""
         visit = self.plan.visits[index]
         piece, mb = self.stage.pieces[visit.piece], visit.microbatch
         entry = self.traffic.enter(index)
-        waits = (*waits, *entry.waits)
         held = self._tensors(visit.piece, mb)
         self._connect(visit, held)
-        op = -1
-        for step in piece.flow.forward if visit.forward else piece.flow.backward:
-            touches = [held[t] if held[t] >= 0 else self._made(piece, held, t, mb) for t in step.touches]
-            waits = (*waits, *(self.sent.pop(b) for b in touches if b in self.sent)) if self.sent else waits
-            if mb in self.labels and isinstance(step.work, Kernel) and step.work.kind == "loss":
-                touches.append(self.labels[mb])
-            touches += entry.touches
-            op = self.draft.op(
-                piece.op_name(step.label, mb), COMPUTE, self._work(visit, step, touches), waits=waits,
-                touches=touches, phase=step.phase, microbatch=mb, layer=piece.layer,
-            )  # fmt: skip
-            waits = ()
-            self.traffic.stepped(visit, step, op)
+        gradient = -1 if visit.forward else self.traffic.gradient(visit)
+        op, first = -1, (*waits, *entry.waits)
+        for tile, completes in self._parts(visit):
+            for slot in tile.first:
+                if slot < len(held):
+                    self._made(visit.piece, held, slot, mb)
+            after = self._after_sends(tile, held)
+            after[0] = (*first, *after.get(0, ()))
+            buffers = (*held, self.labels.get(mb, -1), entry.unsharded, gradient)
+            op = self.draft.lay(tile, COMPUTE, buffers, after, microbatch=mb, layer=piece.layer)
+            first = ()
+            if completes:
+                self.traffic.completed(visit, completes, op)
         self.traffic.leave(index, op)
         if not visit.forward:
             del self.buffers[visit.piece, mb]
         return op
+
+    def _after_sends(self, tile: Tile, held: list[int]) -> dict[int, tuple[int, ...]]:
+        """Waits of a tile's ops for sends of what they touch, which were issued before; by place."""
+        waits: dict[int, tuple[int, ...]] = {}
+        for slot in tile.first if self.sent else ():
+            if slot < len(held) and held[slot] in self.sent:
+                at = tile.first[slot]
+                waits[at] = (*waits.get(at, ()), self.sent.pop(held[slot]))
+        return waits
+
+    def _parts(self, visit: Visit) -> list[_Part]:
+        """Tiles of a visit; alike for all microbatches and layers for which gradients do the same."""
+        piece = self.stage.pieces[visit.piece]
+        listens = self.traffic.listens(visit)
+        key = (id(piece.flow), piece.pattern, visit.forward, listens, self.traffic.adds(visit))
+        if key not in self.parts:
+            steps = piece.flow.forward if visit.forward else piece.flow.backward
+            ends = [i + 1 for i, step in enumerate(steps) if listens and step.completes]
+            cuts = [0, *(end for end in ends if end < len(steps)), len(steps)]
+            self.parts[key] = [
+                _Part(
+                    self.draft.cut([self._op(visit, step) for step in steps[a:b]]),
+                    steps[b - 1].completes if listens else (),
+                )
+                for a, b in pairwise(cuts)
+            ]
+        return self.parts[key]
+
+    def _op(self, visit: Visit, step: Step) -> tuple[str, Kernel | Fixed, Phase, tuple[int, ...]]:
+        """A step as an op of a tile, with the traffic of its gradient."""
+        piece, work = self.stage.pieces[visit.piece], step.work
+        labels = len(piece.flow.tensors)
+        unsharded, gradient = labels + 1, labels + 2
+        slots = [*step.touches, unsharded]
+        if isinstance(work, Kernel) and work.kind == "loss":
+            slots.append(labels)
+        if step.gradient_elements:
+            slots.append(gradient)
+            extra = gradient_bytes(
+                self.plan, step, self.traffic.gradient_element_bytes, self.traffic.adds(visit)
+            )
+            if extra and isinstance(work, Kernel):
+                work = _with_bytes(work, extra)
+        return piece.pattern % step.label, work, step.phase, tuple(slots)
 
     def _connect(self, visit: Visit, held: list[int]) -> None:
         """Give a piece the tensor that the piece before it, on this way, has written."""
@@ -210,18 +258,3 @@ class _Writer:
             held[self.number[p]["dy"]] = self.passed_back
         if not visit.forward and "dx" in self.number[p]:
             self.passed_back = self._bind(p, mb, "dx")
-
-    def _made(self, piece: Piece, held: list[int], tensor: int, mb: int) -> int:
-        name, size = piece.flow.tensors[tensor]
-        held[tensor] = self.draft.buffer(f"{piece.name}.{name}.mb{mb}", "activations", size)
-        return held[tensor]
-
-    def _work(self, visit: Visit, step: Step, touches: list[int]) -> Kernel | Fixed:
-        """A step's work with the traffic of its gradient; adds the gradient's buffer to what it touches."""
-        if not step.gradient_elements:
-            return step.work
-        buffer, extra = self.traffic.gradient(visit, step)
-        touches.append(buffer)
-        if extra and isinstance(step.work, Kernel):
-            return _with_bytes(step.work, extra)
-        return step.work

@@ -51,15 +51,12 @@ class Piece(msgspec.Struct, frozen=True):
 
     name: str
     layer: int
+    """Counted from the stage's first one; -1: none."""
     unit: int
     """Index of the unit that owns its parameters."""
     flow: Flow
     pattern: str
-    """What its ops are called, {label} and {mb} to be filled in."""
-
-    def op_name(self, label: str, microbatch: int) -> str:
-        """Name an op: l3.gate.F.mb0, or 2F0 in a teaching world."""
-        return self.pattern.format(label=label, mb=microbatch)
+    """What its ops are called, their label in the place of %s: l3.gate.F.mb0, or 2F0 in a teaching world."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -67,6 +64,7 @@ class Unit(msgspec.Struct, frozen=True):
 
     name: str
     layer: int
+    """Counted from the stage's first one; -1: none."""
     parameters: tuple[Parameter, ...]
 
     @property
@@ -75,10 +73,14 @@ class Unit(msgspec.Struct, frozen=True):
         return sum(parameter.count for parameter in self.parameters)
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """All that one pipeline stage computes with."""
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one pipeline stage computes with.
+
+    Names have places {stage} and {layer}, so that stages alike share their pieces and units (as objects).
+    """
 
     index: int
+    first_layer: int
     last: bool
     pieces: tuple[Piece, ...]
     units: tuple[Unit, ...]
@@ -113,33 +115,42 @@ def stages(job: Job) -> tuple[Stage, ...]:
     for parameter in tensors(job.model):
         owned[parameter.layer].append(parameter)
     out: list[Stage] = []
+    known: dict[object, Stage] = {}
     first = 0
     counts = stage_layers(job)
     for index, count in enumerate(counts):
         last = index == len(counts) - 1
-        ends = ([-1] if index == 0 else [], [job.model.layers] if last else [])
-        stage = _stage(job, index, last, [*ends[0], *range(first, first + count), *ends[1]], owned)
-        out.append(_fixed(job, stage) if job.fixed_times else stage)
+        layers = range(first, first + count)
+        kind = (index == 0, last, tuple(p.shape for layer in layers for p in owned[layer]))
+        if kind not in known:
+            stage = _stage(job, index, last, layers, owned)
+            known[kind] = _fixed(job, stage) if job.fixed_times else stage
+        out.append(msgspec.structs.replace(known[kind], index=index, first_layer=first))
         first += count
     return tuple(out)
 
 
-def _stage(job: Job, index: int, last: bool, layers: list[int], owned: dict[int, list[Parameter]]) -> Stage:
+def _stage(job: Job, index: int, last: bool, inner: range, owned: dict[int, list[Parameter]]) -> Stage:
     model = job.model
+    layers = [*([-1] if index == 0 else []), *inner, *([model.layers] if last else [])]
     shape = (model, job.micro_batch, job.seq_len, job.precision)
     names = {-1: "embedding", model.layers: "head"}
+
+    def place(layer: int) -> int:
+        return layer if layer < 0 else layer - inner.start
+
     shared = shared_parameter(job) if model.tied_embeddings else None
     units: list[tuple[str, int, list[Parameter]]] = []
     unit_of: dict[int, int] = {}
     for layer in layers:
-        name = names.get(layer, f"l{layer}")
+        name = names.get(layer, "l{layer}")
         if layer == model.layers and shared and index == 0:
             units[0] = ("embedding+head", -1, units[0][2] + owned[layer])
             unit_of[layer] = 0
             continue
         unit_of[layer] = len(units)
         copy = [shared] if layer == model.layers and shared else []
-        units.append((name, layer, owned[layer] + copy))
+        units.append((name, place(layer), owned[layer] + copy))
     layer_flow: Flow | None = None
     pieces = []
     for layer in layers:
@@ -151,9 +162,15 @@ def _stage(job: Job, index: int, last: bool, layers: list[int], owned: dict[int,
         else:
             layer_flow = layer_flow or _flow(layer_block(*shape), layer_prefix(layer), parameters, None)
             flow = layer_flow
-        name = names.get(layer, f"l{layer}")
-        pieces.append(Piece(name, layer, unit_of[layer], flow, name + ".{label}.mb{mb}"))
-    return Stage(index, last, tuple(pieces), tuple(Unit(n, at, tuple(p)) for n, at, p in units))
+        name = names.get(layer, "l{layer}")
+        pieces.append(Piece(name, place(layer), unit_of[layer], flow, name + ".%s.mb{mb}"))
+    return Stage(
+        index=index,
+        first_layer=inner.start,
+        last=last,
+        pieces=tuple(pieces),
+        units=tuple(Unit(name, at, tuple(parameters)) for name, at, parameters in units),
+    )
 
 
 def _flow(
@@ -218,7 +235,7 @@ def _fixed(job: Job, stage: Stage) -> Stage:
             completes=tuple(range(len(unit.parameters))) if final else (),
         )
 
-    unit = Unit(f"stage{stage.index}", -1, tuple(p for u in stage.units for p in u.parameters))
+    unit = Unit("stage{stage}", -1, tuple(p for u in stage.units for p in u.parameters))
     forward = step("F", times.forward, ("x", "held", "forward", "y"))
     back = ("x", "held", "backward", "dy", "dx")
     if times.backward is not None:
@@ -231,8 +248,8 @@ def _fixed(job: Job, stage: Stage) -> Stage:
             step("W", times.weight_gradient, ("x", "held"), final=True),
         ]
     flow = Flow((forward,), tuple(backward), tuple(sizes.items()))
-    piece = Piece(unit.name, -1, 0, flow, f"{stage.index}{{label}}{{mb}}")
-    return Stage(stage.index, stage.last, (piece,), (unit,))
+    piece = Piece(unit.name, -1, 0, flow, "{stage}%s{mb}")
+    return msgspec.structs.replace(stage, pieces=(piece,), units=(unit,))
 
 
 def _live(stage: Stage) -> tuple[int, int, int]:

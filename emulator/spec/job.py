@@ -17,6 +17,7 @@ from emulator.spec.parallel import (
     FixedTimes,
     Layout,
     Pipeline,
+    axis_index,
     coordinates,
     rank_of,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Layout",
     "Pipeline",
     "Precision",
+    "axis_index",
     "coordinates",
     "rank_of",
     "reduce_precision",

@@ -3,6 +3,8 @@
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from emulator.spec.checks import choice, finite, flag, shown, whole
 from emulator.spec.errors import JobError, NotAvailableYetError
@@ -206,6 +208,16 @@ def coordinates(layout: Layout, rank: int) -> Coordinates:
     for axis, degree in _digits(layout):
         rest, at[axis] = divmod(rest, degree)
     return Coordinates(at["tp"], at["cp"], at["pp"], at["dp"], *divmod(at["dp"], layout.dp_shard))
+
+
+def axis_index(layout: Layout, axis: str) -> "npt.NDArray[np.int64]":
+    """Index along one of the axes tp, cp, pp and dp of every rank, as an array over the ranks."""
+    stride = 1
+    for name, degree in _digits(layout):
+        if name == axis:
+            return np.arange(layout.world_size) // stride % degree
+        stride *= degree
+    raise AssertionError(f"no axis {axis}")
 
 
 def rank_of(layout: Layout, *, tp: int = 0, cp: int = 0, pp: int = 0, dp: int = 0) -> int:
