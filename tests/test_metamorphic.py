@@ -11,9 +11,9 @@ from random_jobs import random_job
 
 from emulator.plan import plan
 from emulator.plan.collectives import ALGORITHMS
+from emulator.plan.nccl import P2P_LL_BYTES
 from emulator.plan.program import CollectiveKind
 from emulator.run import run
-from emulator.run.nccl import P2P_LL_BYTES
 from emulator.run.network import alone_ps, collective_wire, transfer_wire
 from emulator.spec.cluster import Cluster
 from emulator.spec.device import DEVICES

@@ -232,7 +232,10 @@ class _Graph:
                     continue
                 traffic = pattern(work.kind, ranks, 1, algorithm, self.fabric, work.root)  # type: ignore[arg-type]
                 for number, phase in enumerate(traffic.phases):
-                    for link, units in phase.loads:
+                    used = phase.units > 0
+                    for link, units in zip(
+                        traffic.links[used].tolist(), phase.units[used].tolist(), strict=True
+                    ):
                         if self._may_bind(link):
                             what = (work.kind, work.root, algorithm, number, units)
                             onto[link] = (*onto.get(link, ()), what)

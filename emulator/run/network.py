@@ -5,6 +5,9 @@ efficiency) of the class of its most loaded GPU port (scale-up or NIC, whichever
 that of its own route, so all transfers weigh what their class does, and one that shares a saturated HBM with
 a kernel runs at capacity / demand, as the kernel does. Where an algorithm or a protocol stays below what the
 links would give, the wire has a bound on its level.
+
+With u units of S / parts bytes on a link, and p seconds on the most loaded port for each byte of S, a link is
+asked for u / (parts x p) bytes per second at level 1: whatever S is, and whatever the protocol adds.
 """
 
 from __future__ import annotations
@@ -15,34 +18,27 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
-from emulator.plan.body import Int64
-from emulator.plan.collectives import (
-    ALGORITHMS,
-    Algorithm,
-    Pattern,
-    Phase,
-    pattern,
-    transfer_pattern,
+from emulator.plan import nccl
+from emulator.plan.nccl import Family, Protocol
+from emulator.plan.op import CollectiveKind
+from emulator.plan.profile import Profile, profile
+from emulator.plan.traffic import Algorithm, Traffic, pair_levels, placed, shape_of, transfer_traffic
+from emulator.plan.tuning import (
+    IDEAL,
+    Choice,
+    Ideal,
+    alpha_ps,
+    choose,
+    fluid_seconds,
+    transfer_protocol,
+    wire_bytes,
 )
-from emulator.plan.program import CollectiveKind
-from emulator.run import nccl
 from emulator.run.maxmin import FULL, LEVEL_BITS
-from emulator.run.nccl import OVERHEAD, Family, Protocol
 from emulator.run.pool import ends_in_ps
-from emulator.spec.fabric import LINKS_PER_GPU, Fabric, Kind, Level
+from emulator.spec.fabric import Fabric, Int64
 from emulator.spec.units import PS_PER_SECOND
-
-
-class Ideal(msgspec.Struct, frozen=True):
-    """Closed-form world: every hop takes alpha, payload flows at the links' capacity, nothing else costs."""
-
-    alpha_ps: int = 0
-
-
-IDEAL = Ideal()
-
-PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 
 HBM_PER_WIRE_BYTE: dict[str, Fraction] = {
     "all_gather": Fraction(2),
@@ -57,13 +53,7 @@ HBM_PER_WIRE_BYTE: dict[str, Fraction] = {
 a reduction reads its own operand besides; an all_reduce does both in turn. NCCL's maintainers say 2 to
 3 (NVIDIA/nccl#1428)."""
 
-UNSENT_CHUNK = Fraction(1, 2)
-"""Time of the chunk that a rank handles but does not send, over that of one it sends.
-
-A rank of a ring works on n chunks a round and sends n-1: one is only copied between its own buffers. So
-k sends reach k / (k + 1/2) of the link rate: 0.67, 0.86, 0.93 in an all_gather on 2, 4, 8 GPUs of a
-node. Measured there, extra bytes over extra time from 256 to 512 MiB (tests/data/collectives.csv): 158,
-202, 219 of 240 GB/s on A100s, 274, 332, 349 of 371 on H100s, 459, 586, 638 of 722 on B200s."""
+INT64_MAX = 2**63 - 1
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +80,28 @@ NOTHING = Wire(
 )
 
 
+class ClassWire(NamedTuple):
+    """Collectives or transfers of one class, as the pool plays them all at once; the first stands for all."""
+
+    alpha_ps: int
+    """Latency before the fluid part."""
+    length_q: int
+    """Time of the fluid part at level 1, in units of 2**-62 ps; 0 where nothing moves."""
+    level: int
+    """Level of the first alone on its links, in units of 2**-62."""
+    demands: tuple[tuple[int, int], ...]
+    """(link id, bytes per second at level 1 of all members together), sorted by link."""
+    hbm: int
+    """HBM bytes per second at level 1, on each rank that takes part."""
+    sms: int
+    """Channels, each an SM, held on each rank from its arrival to the end."""
+    algorithm: str
+    protocol: str
+
+
+CLASS_NOTHING = ClassWire(0, 0, FULL, (), 0, 0, "none", "none")
+
+
 def alone_ps(wire: Wire, capacity: Callable[[int], int]) -> int:
     """Duration with the links to itself; capacity: bytes per second of a link id."""
     if not wire.length_q:
@@ -110,9 +122,8 @@ def collective_wire(
 ) -> Wire:
     """Wire of a collective of `size` bytes (S of nccl-tests) over GPU numbers in ring order.
 
-    "auto" takes the algorithm (ring; for all_reduce also tree and, in one node of Hopper or later,
-    NVLS) and the protocol of least time alone, as NCCL does; an algorithm that the kind does not have
-    means "auto" too, as with NCCL_ALGO. One rank alone takes no time.
+    "auto" takes the algorithm and the protocol of least time alone (`plan/tuning.py`). One rank alone takes
+    no time.
     """
     return _collective(kind, tuple(ranks), size, algorithm, fabric, protocol, root)
 
@@ -121,23 +132,13 @@ def transfer_wire(
     src: int, dst: int, size: int, fabric: Fabric, *, protocol: Protocol | Ideal | Literal["auto"] = "auto"
 ) -> Wire:
     """Wire of one send with its receive, from GPU to GPU: alpha + S / rate."""
-    known, what = _transfers(fabric), (fabric.level(src, dst), size, protocol)
+    fabric.level(src, dst)  # checks both numbers
     if src == dst or not size:
         return NOTHING
-    if what not in known:
-        if protocol == "auto":
-            protocol = "LL" if size <= nccl.P2P_LL_BYTES else "Simple"
-        known[what] = _build(transfer_pattern(src, dst, size, fabric), protocol, fabric)
-    # Each link of a route carries all the bytes, so transfers that climb as far differ in its links only.
-    rate = known[what].demands[0][1]
-    route = tuple((link, rate) for link in sorted(fabric.route(src, dst)))
-    return msgspec.structs.replace(known[what], demands=route)
-
-
-@lru_cache(maxsize=16)
-def _transfers(_fabric: Fabric) -> dict[tuple[Level, int, Protocol | Ideal | str], Wire]:
-    """Wires of a fabric's transfers by level, size and protocol, as far as they have been asked for."""
-    return {}
+    ends = np.array([[src, dst]])
+    moved = transfer_traffic(int(pair_levels(ends[:, 0], ends[:, 1], fabric)[0]))
+    word = transfer_protocol(size) if protocol == "auto" else protocol
+    return _wire(Choice(moved, profile(moved, fabric), word), ends, size, fabric)
 
 
 @lru_cache(maxsize=4096)
@@ -152,201 +153,22 @@ def _collective(
 ) -> Wire:
     if len(ranks) == 1 or not size:
         return NOTHING
-    patterns = [
-        pattern(kind, ranks, size, name, fabric, root) for name in _algorithms(kind, ranks, algorithm, fabric)
-    ]
-    candidates: list[tuple[Pattern, Protocol | Ideal]] = [
-        (traffic, word) for traffic in patterns for word in _protocols(traffic, protocol, fabric)
-    ]
-    best = min(candidates, key=lambda each: _predicted(each[0], each[1], fabric))
-    return _build(*best, fabric)
+    chosen = choose(kind, shape_of(ranks, fabric), size, algorithm, fabric, root, protocol)
+    return _wire(chosen, np.array([ranks]), size, fabric)
 
 
-def _algorithms(
-    kind: CollectiveKind, ranks: tuple[int, ...], algorithm: Algorithm | Literal["auto"], fabric: Fabric
-) -> tuple[Algorithm, ...]:
-    known = ALGORITHMS[kind]
-    if algorithm != "auto" and algorithm in known:
-        return (algorithm,)
-    if kind != "all_reduce":
-        return (known[0],)
-    nodes = {fabric.cluster.node_of(gpu) for gpu in ranks}
-    # NCCL leaves NVLS out for two GPUs, where it could save nothing.
-    nvls = len(nodes) == 1 and len(ranks) > 2 and nccl.generation(fabric.cluster.device).nvls > 0
-    return ("ring", "tree", "nvls") if nvls else ("ring", "tree")
-
-
-def _protocols(
-    traffic: Pattern, protocol: Protocol | Ideal | Literal["auto"], fabric: Fabric
-) -> tuple[Protocol | Ideal, ...]:
-    if isinstance(protocol, Ideal):
-        return (protocol,)
-    if traffic.algorithm == "nvls":
-        return ("Simple",)
-    if protocol != "auto":
-        return (protocol,)
-    if traffic.algorithm == "direct":
-        return ("LL" if traffic.bytes <= nccl.P2P_LL_BYTES * traffic.ranks else "Simple",)
-    if nccl.generation(fabric.cluster.device).ll128:
-        return PROTOCOLS
-    return ("LL", "Simple")
-
-
-class _Most(NamedTuple):
-    """The links of one class in a phase: units on the most loaded one, and any of them."""
-
-    units: int
-    link: int
-
-
-@lru_cache(maxsize=1024)
-def _classes(phase: Phase, fabric: Fabric) -> tuple[dict[Kind, _Most], int]:
-    """Most loaded link of each class, and the most units that one GPU sends over its ports together."""
-    most: dict[Kind, _Most] = {}
-    sent: dict[int, int] = {}
-    for link, units in phase.loads:
-        kind = fabric.kind(link)
-        if kind not in most or most[kind].units < units:
-            most[kind] = _Most(units, link)
-        if kind in ("scale_up.out", "nic.out"):
-            gpu = link // LINKS_PER_GPU
-            sent[gpu] = sent.get(gpu, 0) + units
-    return most, max(sent.values())
-
-
-def _unit(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal) -> Fraction:
-    """Bytes on the wire for one unit of a phase's loads."""
-    overhead = Fraction(1) if isinstance(protocol, Ideal) else OVERHEAD[protocol]
-    return overhead * traffic.bytes / phase.parts
-
-
-def _at_level_1(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
-    """Seconds of a phase at level 1: its most loaded GPU port at the payload rate of its class."""
-    most, _ = _classes(phase, fabric)
-    ports = [each for kind, each in most.items() if kind.startswith(("scale_up", "nic"))]
-    return _unit(traffic, phase, protocol) * max(Fraction(p.units, fabric.capacity(p.link)) for p in ports)
-
-
-def _links_seconds(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
-    """Seconds of a phase with its most loaded link full."""
-    most, _ = _classes(phase, fabric)
-    units = max(Fraction(each.units, fabric.capacity(each.link)) for each in most.values())
-    return _unit(traffic, phase, protocol) * units
-
-
-def _fluid_seconds(traffic: Pattern, phase: Phase, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
-    """Seconds of a phase alone: its links, or what algorithm and protocol make of them if that is longer."""
-    links = _links_seconds(traffic, phase, protocol, fabric)
-    if isinstance(protocol, Ideal) or traffic.algorithm == "direct":
-        return links
-    device = fabric.cluster.device
-    bare = links / OVERHEAD[protocol]
-    if traffic.algorithm == "nvls":
-        return bare / nccl.nvls_fraction(device)
-    if traffic.algorithm == "tree":
-        return max(links, bare / nccl.tree_fraction(traffic.bytes, phase, protocol))
-    most, sent = _classes(phase, fabric)
-    limits = [links]
-    if protocol == "LL":
-        limits.append(Fraction(sent * traffic.bytes, phase.parts) / nccl.ll_ring_limit(phase, device))
-    elif protocol == "LL128":
-        limits.append(bare / nccl.LL128_RING_FRACTION)
-    if traffic.kind in ("all_reduce", "all_gather", "reduce_scatter"):
-        sends = phase.scale_up_hops + phase.network_hops
-        ports = [Fraction(p.units, fabric.capacity(p.link)) for kind, p in most.items() if "scale_up" in kind]
-        copying = _unit(traffic, phase, protocol) * max(ports, default=Fraction(0))
-        limits.append(copying * (sends + UNSENT_CHUNK) / sends)
-    return max(limits)
-
-
-def _alpha_ps(traffic: Pattern, protocol: Protocol | Ideal, fabric: Fabric) -> int:
-    """Add up the fixed latencies of all phases."""
-    if isinstance(protocol, Ideal):
-        return traffic.hops * protocol.alpha_ps
-    device = fabric.cluster.device
-    total = 0
-    for phase in traffic.phases:
-        if traffic.algorithm == "nvls":
-            total += nccl.nvls_latency_ps()
-        elif traffic.algorithm == "direct":
-            total += nccl.p2p_latency_ps(phase, traffic.ranks - 1, protocol, device)
-        elif traffic.algorithm == "tree":
-            total += nccl.latency_ps(phase, "tree", protocol, device)
-        else:
-            factor = nccl.ring_latency_factor(traffic.kind, traffic.bytes, phase, protocol, device)
-            total += int(nccl.latency_ps(phase, "ring", protocol, device) * factor)
-    return total
-
-
-def _predicted(traffic: Pattern, protocol: Protocol | Ideal, fabric: Fabric) -> Fraction:
-    """Seconds alone, latency included: what "auto" compares."""
-    fluid = sum(_fluid_seconds(traffic, phase, protocol, fabric) for phase in traffic.phases)
-    return fluid + Fraction(_alpha_ps(traffic, protocol, fabric), PS_PER_SECOND)
-
-
-def _sms(traffic: Pattern, protocol: Protocol | Ideal) -> int:
-    """Channels of the phase that needs most of them."""
-    word: Protocol = "Simple" if isinstance(protocol, Ideal) else protocol
-    if traffic.algorithm == "nvls":
-        return nccl.NVLS_CHANNELS
-    if traffic.algorithm == "direct":
-        peers, pair = traffic.ranks - 1, traffic.bytes
-        if traffic.kind != "transfer":
-            pair = -(-traffic.bytes // traffic.ranks)
-        return nccl.p2p_channels(pair, peers, traffic.nodes > 1)
-    family: Family = "tree" if traffic.algorithm == "tree" else "ring"
-    return max(nccl.channels(traffic.bytes, phase, family, word) for phase in traffic.phases)
-
-
-def _build(traffic: Pattern, protocol: Protocol | Ideal, fabric: Fabric) -> Wire:
-    """Turn amounts into integers: lengths and demands are rounded up, the bound down."""
-    if not traffic.phases:
-        return NOTHING
-    nominal = sum((_at_level_1(traffic, phase, protocol, fabric) for phase in traffic.phases), Fraction(0))
-    alone = sum((_fluid_seconds(traffic, phase, protocol, fabric) for phase in traffic.phases), Fraction(0))
-    demands: dict[int, int] = {}
-    for phase in traffic.phases:
-        rate = _unit(traffic, phase, protocol) / nominal
-        # Symmetric ranks share few distinct loads: the exact division is done once for each.
-        rates = {units: _ceil(units * rate) for units in {units for _, units in phase.loads}}
-        for link, units in phase.loads:
-            demands[link] = demands.get(link, 0) + rates[units]
-    one_phase = len(traffic.phases) == 1
-    links = _links_seconds(traffic, traffic.phases[0], protocol, fabric) if one_phase else Fraction(0)
-    sent = sum(_unit(traffic, phase, protocol) * _classes(phase, fabric)[1] for phase in traffic.phases)
+def _wire(chosen: Choice, members: Int64, size: int, fabric: Fabric) -> Wire:
+    timing = _timing(chosen.profile, size, chosen.protocol, fabric)
     return Wire(
-        alpha_ps=_alpha_ps(traffic, protocol, fabric),
-        length_q=_ceil(nominal * PS_PER_SECOND * FULL),
-        demands=tuple(sorted(demands.items())),
-        bound_q=FULL if alone == links else int((nominal / alone) * FULL),
-        hbm=_ceil(HBM_PER_WIRE_BYTE[traffic.kind] * sent / nominal),
-        sms=_sms(traffic, protocol),
-        algorithm=traffic.algorithm,
-        protocol="ideal" if isinstance(protocol, Ideal) else protocol,
+        alpha_ps=timing.alpha_ps,
+        length_q=timing.length_q,
+        demands=_together([_Part(chosen.traffic, members)], fabric, None),
+        bound_q=timing.bound_q,
+        hbm=timing.hbm,
+        sms=timing.sms,
+        algorithm=chosen.traffic.algorithm,
+        protocol=_word(chosen.protocol),
     )
-
-
-def _ceil(value: Fraction) -> int:
-    return -(-value.numerator // value.denominator)
-
-
-class ClassWire(NamedTuple):
-    """Collectives or transfers of one class, as the pool plays them all at once; the first stands for all."""
-
-    alpha_ps: int
-    """Latency before the fluid part."""
-    length_q: int
-    """Time of the fluid part at level 1, in units of 2**-62 ps; 0 where nothing moves."""
-    level: int
-    """Level of the first alone on its links, in units of 2**-62."""
-    demands: tuple[tuple[int, int], ...]
-    """(link id, bytes per second at level 1 of all members together), sorted by link."""
-    hbm: int
-    """HBM bytes per second at level 1, on each rank that takes part."""
-    sms: int
-    """Channels, each an SM, held on each rank from its arrival to the end."""
-    algorithm: str
-    protocol: str
 
 
 class GroupClass:
@@ -363,16 +185,23 @@ class GroupClass:
 
         onto: ascending links to keep demands on (None: all). slower: bytes per second of degraded links.
         """
-        self.groups, self.fabric = groups, fabric
-        self.onto = None if onto is None else set(onto.tolist())
-        self.slower = slower or {}
+        self.fabric = fabric
+        self.onto, self.slower = onto, slower or {}
+        self.placed = placed(groups, fabric)
+        self._loads: dict[tuple[Traffic, ...], _Loads] = {}
 
     def wire(
         self, kind: CollectiveKind, size: int, algorithm: Algorithm | Literal["auto"], root: int = 0
     ) -> ClassWire:
         """Wire of a collective of `size` bytes (S of nccl-tests) that all of the groups do at once."""
-        wires = [collective_wire(kind, each, size, algorithm, self.fabric, root=root) for each in self.groups]
-        return _of_class(wires, self.fabric, self.onto, self.slower)
+        if len(self.placed[0].shape) == 1 or not size:
+            return CLASS_NOTHING
+        chosen = [choose(kind, each.shape, size, algorithm, self.fabric, root) for each in self.placed]
+        moved = tuple(choice.traffic for choice in chosen)
+        if moved not in self._loads:
+            parts = [_Part(*part) for part in zip(moved, (p.members for p in self.placed), strict=True)]
+            self._loads[moved] = _loads(parts, self.fabric, self.onto, self.slower)
+        return _class_wire(chosen[0], self._loads[moved], size, self.fabric)
 
 
 def class_wire(
@@ -400,27 +229,158 @@ def transfer_class_wire(
     slower: Mapping[int, int] | None = None,
 ) -> ClassWire:
     """Wire of transfers of `size` bytes from each src to its dst, all at once; the first stands for all."""
-    wires = [transfer_wire(*ends, size, fabric) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
-    return _of_class(wires, fabric, None if onto is None else set(onto.tolist()), slower or {})
+    if src[0] == dst[0] or not size:
+        return CLASS_NOTHING
+    level, ends = pair_levels(src, dst, fabric), np.stack([src, dst], axis=1)
+    levels = dict.fromkeys([int(level[0]), *np.unique(level).tolist()])
+    parts = [_Part(transfer_traffic(each), ends[level == each]) for each in levels]
+    first = parts[0].traffic
+    chosen = Choice(first, profile(first, fabric), transfer_protocol(size))
+    return _class_wire(chosen, _loads(parts, fabric, onto, slower or {}), size, fabric)
 
 
-def _of_class(
-    wires: list[Wire], fabric: Fabric, onto: set[int] | None, slower: Mapping[int, int]
-) -> ClassWire:
-    first = wires[0]
-    rooms = [(slower.get(link, fabric.capacity(link)) << LEVEL_BITS) // d for link, d in first.demands]
-    total: dict[int, int] = {}
-    for wire in wires:
-        for link, demand in wire.demands:
-            if onto is None or link in onto:
-                total[link] = total.get(link, 0) + demand
+class _Part(NamedTuple):
+    """Groups of a class whose traffic is the same, one row of members each."""
+
+    traffic: Traffic
+    members: Int64
+
+
+class _Loads(NamedTuple):
+    """What a class asks of links, whatever the size."""
+
+    room: int
+    """Level at which the first group's most loaded link is full."""
+    demands: tuple[tuple[int, int], ...]
+
+
+class _Timing(NamedTuple):
+    """What depends on size and protocol, for all groups of a profile."""
+
+    alpha_ps: int
+    length_q: int
+    bound_q: int
+    hbm: int
+    sms: int
+
+
+def _class_wire(chosen: Choice, loads: _Loads, size: int, fabric: Fabric) -> ClassWire:
+    timing = _timing(chosen.profile, size, chosen.protocol, fabric)
     return ClassWire(
-        first.alpha_ps,
-        first.length_q,
-        min([first.bound_q, *rooms]),
-        tuple(sorted(total.items())),
-        first.hbm,
-        first.sms,
-        first.algorithm,
-        first.protocol,
+        timing.alpha_ps,
+        timing.length_q,
+        min(timing.bound_q, loads.room),
+        loads.demands,
+        timing.hbm,
+        timing.sms,
+        chosen.traffic.algorithm,
+        _word(chosen.protocol),
     )
+
+
+def _loads(parts: list[_Part], fabric: Fabric, onto: Int64 | None, slower: Mapping[int, int]) -> _Loads:
+    first = parts[0]
+    rates = _rates(first.traffic, fabric)
+    full = [
+        (capacity, most)
+        for capacity, most in zip(fabric.capacities, rates.max(axis=1).tolist(), strict=True)
+        if most
+    ]
+    if slower:
+        links = fabric.links_of(first.members[0])[rates > 0].tolist()
+        of = dict(zip(links, rates[rates > 0].tolist(), strict=True))
+        full += [(capacity, of[link]) for link, capacity in slower.items() if link in of]
+    room = min((capacity << LEVEL_BITS) // most for capacity, most in full)
+    return _Loads(room, _together(parts, fabric, onto))
+
+
+def _together(parts: list[_Part], fabric: Fabric, onto: Int64 | None) -> tuple[tuple[int, int], ...]:
+    """Demand of all groups on each link that is kept, sorted by link."""
+    kept = np.ones(len(fabric), dtype=np.bool_) if onto is None else np.zeros(len(fabric), dtype=np.bool_)
+    kept[onto] = True
+    links, demands = [], []
+    for moved, members in parts:
+        rates = _rates(moved, fabric)
+        used = rates > 0
+        here = fabric.links_of(members.T)[used]
+        which = kept[here]
+        links.append(here[which])
+        demands.append(np.broadcast_to(rates[used][:, None], here.shape)[which])
+    return _summed(np.concatenate(links), np.concatenate(demands))
+
+
+def _summed(links: Int64, demands: Int64) -> tuple[tuple[int, int], ...]:
+    if not len(links):
+        return ()
+    order = np.argsort(links, kind="stable")
+    links, demands = links[order], demands[order]
+    begin = np.flatnonzero(np.concatenate([[True], links[1:] != links[:-1]]))
+    if int(demands.max()) > INT64_MAX // len(demands):
+        demands = demands.astype(np.object_)  # integers of any size
+    sums = np.add.reduceat(demands, begin)
+    return tuple(zip(links[begin].tolist(), sums.tolist(), strict=True))
+
+
+@lru_cache(maxsize=128)
+def _rates(moved: Traffic, fabric: Fabric) -> Int64:
+    """Bytes per second at level 1 on each link, shaped like the units and rounded up in each phase."""
+    per_byte = profile(moved, fabric).port_seconds
+    total = np.zeros(moved.phases[0].units.shape, dtype=np.int64)
+    for phase in moved.phases:
+        # Symmetric ranks share few distinct loads: the exact division is done once for each.
+        units, where = np.unique(phase.units, return_inverse=True)
+        rates = np.array([_ceil(each / (phase.parts * per_byte)) for each in units.tolist()])
+        total = total + rates[where.reshape(phase.units.shape)]
+    return total
+
+
+@lru_cache(maxsize=16384)
+def _timing(moved: Profile, size: int, protocol: Protocol | Ideal, fabric: Fabric) -> _Timing:
+    """Turn amounts into integers: lengths and demands are rounded up, the bound down."""
+    phases = moved.phases
+    nominal = wire_bytes(size, protocol) * moved.port_seconds
+    alone = sum((fluid_seconds(moved, each, size, protocol, fabric) for each in phases), Fraction(0))
+    links = wire_bytes(size, protocol) * phases[0].link_seconds if len(phases) == 1 else Fraction(0)
+    sent = sum((phase.sent for phase in phases), Fraction(0))
+    return _Timing(
+        alpha_ps=alpha_ps(moved, size, protocol, fabric),
+        length_q=_ceil(nominal * PS_PER_SECOND * FULL),
+        bound_q=FULL if alone == links else int((nominal / alone) * FULL),
+        hbm=_ceil(HBM_PER_WIRE_BYTE[moved.kind] * sent / moved.port_seconds),
+        sms=_sms(moved, size, protocol),
+    )
+
+
+def _sms(moved: Profile, size: int, protocol: Protocol | Ideal) -> int:
+    """Channels of the phase that needs most of them."""
+    word: Protocol = "Simple" if isinstance(protocol, Ideal) else protocol
+    if moved.algorithm == "nvls":
+        return nccl.NVLS_CHANNELS
+    if moved.algorithm == "direct":
+        pair = size if moved.kind == "transfer" else -(-size // moved.ranks)
+        return nccl.p2p_channels(pair, moved.ranks - 1, moved.nodes > 1)
+    family: Family = "tree" if moved.algorithm == "tree" else "ring"
+    return max(nccl.channels(size, phase, family, word) for phase in moved.phases)
+
+
+def _word(protocol: Protocol | Ideal) -> str:
+    return "ideal" if isinstance(protocol, Ideal) else protocol
+
+
+def _ceil(value: Fraction) -> int:
+    return -(-value.numerator // value.denominator)
+
+
+__all__ = [
+    "IDEAL",
+    "NOTHING",
+    "ClassWire",
+    "GroupClass",
+    "Ideal",
+    "Wire",
+    "alone_ps",
+    "class_wire",
+    "collective_wire",
+    "transfer_class_wire",
+    "transfer_wire",
+]

@@ -8,11 +8,12 @@ bare data behind a fence.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 import msgspec
 
-from emulator.plan.collectives import Phase
+from emulator.plan.profile import PhaseProfile
 from emulator.spec.device import Device
 
 Protocol = Literal["LL", "LL128", "Simple"]
@@ -105,7 +106,7 @@ def generation(device: Device) -> Generation:
     return _BY_TENSOR_WIDTH.get(device.tensor_flops_per_sm_cycle, _AMPERE)
 
 
-def latency_ps(phase: Phase, family: Family, protocol: Protocol, device: Device) -> int:
+def latency_ps(phase: PhaseProfile, family: Family, protocol: Protocol, device: Device) -> int:
     """Add up base and hops of one phase, as tuning.cc does.
 
     The hop between nodes is the tree's where a node has one rank; inside nodes a communicator over several
@@ -120,7 +121,7 @@ def latency_ps(phase: Phase, family: Family, protocol: Protocol, device: Device)
     return (_BASE_NS[family][protocol] + hops) * 1000
 
 
-def p2p_latency_ps(phase: Phase, peers: int, protocol: Protocol, device: Device) -> int:
+def p2p_latency_ps(phase: PhaseProfile, peers: int, protocol: Protocol, device: Device) -> int:
     """Latency of a send or an all_to_all: a hop for every batch of peers that a kernel serves at once."""
     batches = -(-peers // P2P_AT_ONCE)
     over = phase.network_hops > 0
@@ -135,7 +136,9 @@ def nvls_latency_ps() -> int:
     return _NVLS_NS * 1000
 
 
-def ring_latency_factor(kind: str, size: int, phase: Phase, protocol: Protocol, device: Device) -> Fraction:
+def ring_latency_factor(
+    kind: str, size: int, phase: PhaseProfile, protocol: Protocol, device: Device
+) -> Fraction:
     """Factor on a ring's latency: the plateau of a large multi-node all_reduce with Simple."""
     large = size >= 64 * channels_at_most(phase.nodes) * phase.ranks
     if kind == "all_reduce" and protocol == "Simple" and phase.nodes > 1 and large:
@@ -143,7 +146,7 @@ def ring_latency_factor(kind: str, size: int, phase: Phase, protocol: Protocol, 
     return Fraction(1)
 
 
-def tree_fraction(size: int, phase: Phase, protocol: Protocol) -> Fraction:
+def tree_fraction(size: int, phase: PhaseProfile, protocol: Protocol) -> Fraction:
     """Payload that a tree moves over what the links carry: protocol, and NCCL's correction by size.
 
     Between two powers of two the correction is a straight line: NCCL only chooses by the table, and its steps
@@ -164,7 +167,7 @@ def nvls_fraction(device: Device) -> Fraction:
 
 
 def _tree_correction(size: int, protocol: Protocol) -> Fraction:
-    table = [Fraction(repr(float(each))) for each in _TREE_EFFICIENCY[protocol]]
+    table = _tree_efficiency(protocol)
     step = max(0, size.bit_length() - 7)
     if step >= len(table):
         return Fraction(1)
@@ -173,11 +176,16 @@ def _tree_correction(size: int, protocol: Protocol) -> Fraction:
     return table[step] + (above - table[step]) * past
 
 
+@cache
+def _tree_efficiency(protocol: Protocol) -> tuple[Fraction, ...]:
+    return tuple(Fraction(repr(float(each))) for each in _TREE_EFFICIENCY[protocol])
+
+
 LL128_RING_FRACTION = Fraction("0.92")
 """Payload that a ring moves with LL128; the limits per channel (36.7 GB/s on Hopper) never bind at 16."""
 
 
-def ll_ring_limit(phase: Phase, device: Device) -> int:
+def ll_ring_limit(phase: PhaseProfile, device: Device) -> int:
     """Bus bandwidth that a ring with LL cannot exceed, bytes per second."""
     return generation(device).ll_max[min(phase.nodes, 3) - 1]
 
@@ -187,7 +195,7 @@ def channels_at_most(nodes: int) -> int:
     return CHANNELS[nodes > 1]
 
 
-def channels(size: int, phase: Phase, family: Family, protocol: Protocol) -> int:
+def channels(size: int, phase: PhaseProfile, family: Family, protocol: Protocol) -> int:
     """SMs that a ring or tree of this size holds on each member."""
     unit = _BYTES_PER_CHANNEL[protocol]
     if family == "ring" and protocol == "LL":
