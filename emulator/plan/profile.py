@@ -17,7 +17,7 @@ from emulator.plan.traffic import Algorithm, Traffic
 from emulator.spec.fabric import LINKS_PER_GPU, Fabric
 
 
-class PhaseProfile(msgspec.Struct, frozen=True):
+class PhaseProfile(msgspec.Struct, frozen=True, cache_hash=True):
     """All that the cost of a phase depends on. Seconds are those of a full link, for each byte of S."""
 
     ranks: int

@@ -117,7 +117,7 @@ def placed(groups: Sequence[Sequence[int]], fabric: Fabric) -> list[Placed]:
         members = gpus[begin[alike][:, None] + np.arange(n)]
         near = _nearest(fabric.places(members))
         for rows in _equal_rows(near):
-            found.append(Placed(Shape(near[:, rows[0]].copy()), alike[rows], members[rows]))
+            found.append(Placed(_known(Shape(near[:, rows[0]].copy())), alike[rows], members[rows]))
     return sorted(found, key=lambda each: int(each.groups[0]))
 
 
@@ -138,6 +138,12 @@ def pair_levels(src: Int64, dst: Int64, fabric: Fabric) -> Int64:
     """Which of PAIRS each source and its target are; rails of one node are apart and meet in its switch."""
     apart = fabric.places(src) != fabric.places(dst)
     return np.where(apart[0], apart.sum(axis=0), 0)
+
+
+@lru_cache(maxsize=1024)
+def _known(shape: Shape) -> Shape:
+    """The first of equal shapes, so that two of thousands of ranks need not be compared again."""
+    return shape
 
 
 def _flat(groups: Sequence[Sequence[int]], length: Int64, begin: Int64) -> Int64:

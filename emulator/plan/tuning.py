@@ -51,6 +51,7 @@ class Choice(NamedTuple):
     protocol: Protocol | Ideal
 
 
+@lru_cache(maxsize=4096)
 def choose(
     kind: CollectiveKind,
     shape: Shape,
@@ -132,24 +133,31 @@ def fluid_seconds(
     moved: Profile, phase: PhaseProfile, size: int, protocol: Protocol | Ideal, fabric: Fabric
 ) -> Fraction:
     """Seconds of a phase alone: its links, or what algorithm and protocol make of them if that is longer."""
-    links = wire_bytes(size, protocol) * phase.link_seconds
-    if isinstance(protocol, Ideal) or moved.algorithm == "direct":
+    per_byte = _seconds_per_byte(moved, phase, protocol, fabric)
+    if moved.algorithm == "tree" and not isinstance(protocol, Ideal):
+        per_byte = max(per_byte, phase.link_seconds / nccl.tree_fraction(size, phase, protocol))
+    return size * per_byte
+
+
+@lru_cache(maxsize=4096)
+def _seconds_per_byte(
+    moved: Profile, phase: PhaseProfile, protocol: Protocol | Ideal, fabric: Fabric
+) -> Fraction:
+    """Seconds of a phase for each byte of S, as far as they do not depend on S."""
+    overhead = wire_bytes(1, protocol)
+    links, device = overhead * phase.link_seconds, fabric.cluster.device
+    if isinstance(protocol, Ideal) or moved.algorithm in ("direct", "tree"):
         return links
-    device = fabric.cluster.device
-    bare = size * phase.link_seconds
     if moved.algorithm == "nvls":
-        return bare / nccl.nvls_fraction(device)
-    if moved.algorithm == "tree":
-        return max(links, bare / nccl.tree_fraction(size, phase, protocol))
+        return phase.link_seconds / nccl.nvls_fraction(device)
     limits = [links]
     if protocol == "LL":
-        limits.append(size * phase.sent / nccl.ll_ring_limit(phase, device))
+        limits.append(phase.sent / nccl.ll_ring_limit(phase, device))
     elif protocol == "LL128":
-        limits.append(bare / nccl.LL128_RING_FRACTION)
+        limits.append(phase.link_seconds / nccl.LL128_RING_FRACTION)
     if moved.kind in ("all_reduce", "all_gather", "reduce_scatter"):
         sends = phase.scale_up_hops + phase.network_hops
-        copying = wire_bytes(size, protocol) * phase.scale_up_seconds
-        limits.append(copying * (sends + UNSENT_CHUNK) / sends)
+        limits.append(overhead * phase.scale_up_seconds * (sends + UNSENT_CHUNK) / sends)
     return max(limits)
 
 
