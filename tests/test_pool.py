@@ -286,9 +286,7 @@ def test_the_solver_does_not_care_for_order(world: World, random: Random) -> Non
     capacities, activities = world
     env = Clock()
     pool = Pool(env, capacities)
-    claims = [
-        Running(Activity(d, 1, pool.alone(d)), simpy.Event(env), i) for i, (d, *_) in enumerate(activities)
-    ]
+    claims = [Running(env, Activity(d, 1, pool.alone(d)), None, i) for i, (d, *_) in enumerate(activities)]
 
     def levels(order: list[Running], names: list[int]) -> list[int]:
         users = {r: {a: dict(a.demands)[r] for a in order if r in dict(a.demands)} for r in names}

@@ -28,10 +28,13 @@ FULL = 1 << LEVEL_BITS
 class Claimant(Protocol):
     """An activity, as far as the solver is concerned."""
 
-    demands: tuple[tuple[int, int], ...]
-    """(resource, demand at level 1) pairs; demands are positive and no resource comes twice."""
-    bound: int
-    """Highest level."""
+    @property
+    def demands(self) -> tuple[tuple[int, int], ...]:
+        """(resource, demand at level 1) pairs; demands are positive and no resource comes twice."""
+
+    @property
+    def bound(self) -> int:
+        """Highest level."""
 
 
 A = TypeVar("A", bound=Claimant)

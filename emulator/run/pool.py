@@ -6,10 +6,10 @@ Levels are max-min fair (`maxmin`); they change only where an activity starts or
 given back, on a resource that is contended, and they are solved once at the end of an instant in which that
 happened.
 
-A resource is *contended* while the activities on it, each at the level it would have alone, together want
-more than what is not held. All others cannot bind, so activities that meet no contended resource run at the
-level they have alone and need no solve, and what must be solved together are activities connected through
-contended resources.
+A resource is *contended* while the activities on it, each at the level it would have alone and rounded up to
+whole units, together want more than what is not held. All others cannot bind, so activities that meet no
+contended resource run at the level they have alone and need no solve, and what must be solved together are
+activities connected through contended resources.
 
 Lengths and levels count units of 2**-62. An activity ends at now + max(1, ceil((left - SLACK) / level)): late
 by less than a picosecond, early by at most SLACK, and nothing is lost, because what is left changes only when
@@ -19,13 +19,14 @@ the level does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
@@ -38,7 +39,7 @@ REMEMBERED = 256
 END_OF_INSTANT = EventPriority(2)
 """SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
 
-
+Callbacks = list[Callable[[simpy.Event], None]]
 Demands = tuple[tuple[int, int], ...]
 """(resource, units a second at level 1) pairs."""
 
@@ -52,6 +53,7 @@ class Clock(simpy.Environment):
     """SimPy's environment with a time that counts picoseconds: it starts at 0 and all delays are integers."""
 
     if TYPE_CHECKING:
+        _now: int  # the same, without the call of a property
 
         @property
         def now(self) -> int:
@@ -75,36 +77,51 @@ class Activity:
         self.bound = bound
         self.delay_ps = delay_ps
         self.serial = next(self._serials)
-        self.claims = tuple((r, demand, demand * bound) for r, demand in demands)
+        self.claims = tuple((r, demand, -(-demand * bound >> LEVEL_BITS)) for r, demand in demands)
         self.fluid_ps = ends_in_ps(length, bound) if bound else 0
         self.alone_ps = delay_ps + self.fluid_ps
 
 
-class Running:
-    """An activity that has been started. `done` fires when it has ended."""
+class Running(simpy.Event):
+    """An activity that has been started. It is the event of its own end, unless `done` was given for that."""
 
-    __slots__ = ("activity", "bound", "demands", "done", "end", "left", "level", "number", "since")
+    level = 0
+    since = -1  # it has not touched its resources yet
+    end = -1
 
-    def __init__(self, activity: Activity, done: simpy.Event, number: int) -> None:
+    def __init__(self, env: Clock, activity: Activity, done: simpy.Event | None, number: int) -> None:
+        self.env = env
+        self.callbacks = []
         self.activity = activity
-        self.demands = activity.demands
-        self.bound = activity.bound
         self.left = activity.length
         self.done = done
         self.number = number
-        self.level = 0
-        self.since = 0
-        self.end = -1
+
+    @property
+    def demands(self) -> Demands:
+        """Those of the activity."""
+        return self.activity.demands
+
+    @property
+    def bound(self) -> int:
+        """That of the activity."""
+        return self.activity.bound
 
 
-class _Settle(simpy.Event):
-    """Runs its callback after everything else of this instant."""
+class _Alarm(simpy.Event):
+    """Calls back after a delay; at once, but after everything else of this instant, if it is for its end."""
 
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None]) -> None:
-        super().__init__(env)
+    def __init__(
+        self,
+        env: Clock,
+        callbacks: Callbacks,
+        delay: int,
+        priority: EventPriority = NORMAL,
+    ) -> None:
+        self.env = env
+        self.callbacks = callbacks
         self._ok, self._value = True, None
-        self.callbacks = [callback]
-        env.schedule(self, priority=END_OF_INSTANT)
+        env.schedule(self, priority, delay)
 
 
 class Pool:
@@ -125,17 +142,20 @@ class Pool:
         self.solves = 0
         self.ever_contended: set[int] = set()
         self._audit = audit
-        self._room = [c << LEVEL_BITS for c in capacities]  # capacity that is not held, in solver units
+        self._room = list(capacities)  # what is not held
         self._wanted = [0] * len(self.capacity)
         self._users: list[dict[Running, int]] = [{} for _ in self.capacity]
-        self._contended: set[int] = set()
+        self._contended: set[int] = set()  # where more is wanted than there is room
         self._changed: dict[int, None] = {}
-        self._settling = False
-        self._known: dict[tuple[object, ...], dict[int, int]] = {}
-        self._agenda: list[tuple[int, int, Running]] = []  # ends, and begins of delayed activities
+        self._settling = False  # what changes now will be settled, and the timer armed, later in this instant
+        self._known: dict[tuple[object, ...], list[int]] = {}
+        self._due: dict[int, list[Running]] = {}  # time -> what ends then, or begins after its latency
+        self._times: list[int] = []  # heap of the keys of _due
         self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
+        self._on_time: Callbacks = [self._fire]
+        self._at_end: Callbacks = [self._settle]
 
     def alone(self, demands: Demands, bound: int | None = None) -> int:
         """Level of an activity that has the pool to itself (0 if it loads a resource of no capacity)."""
@@ -147,20 +167,27 @@ class Pool:
 
     def start(self, activity: Activity, done: simpy.Event | None = None) -> simpy.Event:
         """Start an activity and return the event of its end (`done`, if one is given)."""
+        env = self.env
+        if not activity.claims and activity.bound and not self._audit:  # nobody can slow it down
+            if done is None:
+                return simpy.Timeout(env, activity.alone_ps)
+            done._ok, done._value = True, None
+            env.schedule(done, NORMAL, activity.alone_ps)
+            return done
         self._numbers += 1
-        running = Running(activity, done or simpy.Event(self.env), self._numbers)
+        running = Running(env, activity, done, self._numbers)
         if activity.delay_ps:
-            running.end = self.env.now + activity.delay_ps
-            heappush(self._agenda, (running.end, running.number, running))
-            self._arm()
+            self._await(running, env._now + activity.delay_ps)
+            if not self._settling:
+                self._arm()
         else:
             self._enter(running)
-        return running.done
+        return done or running
 
     def hold(self, resource: int, amount: int) -> simpy.Event | None:
         """Take a fixed part of a resource, first come first served: None if it fits now, else its event."""
         queue = self._holders.setdefault(resource, deque())
-        if not queue and amount << LEVEL_BITS <= self._room[resource]:
+        if not queue and amount <= self._room[resource]:
             self._take(resource, amount)
             return None
         assert amount <= self.capacity[resource], "a hold that can never fit"
@@ -171,140 +198,194 @@ class Pool:
         """Give back a held part; whoever waits and now fits holds it from this instant."""
         self._take(resource, -amount)
         queue = self._holders[resource]
-        while queue and queue[0][0] << LEVEL_BITS <= self._room[resource]:
+        while queue and queue[0][0] <= self._room[resource]:
             waiting, fits = queue.popleft()
             self._take(resource, waiting)
             fits.succeed()
 
     def _take(self, resource: int, amount: int) -> None:
-        self._room[resource] -= amount << LEVEL_BITS
-        self._weigh(resource)
+        self._room[resource] -= amount
+        if self._wanted[resource] > self._room[resource] or resource in self._contended:
+            self._changed[resource] = None
+            self._settle_later()
 
-    def _weigh(self, resource: int) -> bool:
-        """Note what a change on a resource means: is it contended, must anybody be levelled anew."""
-        if self._wanted[resource] > self._room[resource]:
-            self._contended.add(resource)
-            self.ever_contended.add(resource)
-        elif resource in self._contended:
-            self._contended.remove(resource)
-        else:
-            return False
-        self._changed[resource] = None
+    def _settle_later(self) -> None:
         if not self._settling:
             self._settling = True
-            _Settle(self.env, self._settle)
-        return resource in self._contended
+            _Alarm(self.env, self._at_end, 0, END_OF_INSTANT)
 
     def _enter(self, running: Running) -> None:
-        now = running.since = self.env.now
-        activity, wanted = running.activity, self._wanted
+        """Put an activity on its resources; it runs at once if all of them have room for it."""
+        activity, users, wanted, room = running.activity, self._users, self._wanted, self._room
+        running.since = now = self.env._now
         meets = False
         for resource, demand, want in activity.claims:
-            self._users[resource][running] = demand
-            wanted[resource] += want
-            if wanted[resource] > self._room[resource] or resource in self._contended:
-                meets |= self._weigh(resource)
-        if not meets and activity.bound:
+            users[resource][running] = demand
+            wanted[resource] = total = wanted[resource] + want
+            if total > room[resource]:
+                meets = True
+                self._changed[resource] = None
+        if meets:
+            self._settle_later()
+        elif activity.bound:
             running.level = activity.bound
-            running.end = now + activity.fluid_ps
-            heappush(self._agenda, (running.end, running.number, running))
             if self._audit:
                 self._audit(now, running, running.level)
-            self._arm()
+            self._await(running, now + activity.fluid_ps)
+            if not self._settling:
+                self._arm()
 
     def _leave(self, running: Running) -> None:
+        """Take an activity off its resources; whoever calls sees to it that this is settled."""
+        users, wanted, contended = self._users, self._wanted, self._contended
         for resource, _, want in running.activity.claims:
-            del self._users[resource][running]
-            self._wanted[resource] -= want
-            if resource in self._contended:
-                self._weigh(resource)
+            del users[resource][running]
+            wanted[resource] -= want
+            if resource in contended:
+                self._changed[resource] = None
         if self._audit:
             self._audit(self.env.now, running, 0)
-        running.done.succeed()
 
-    def _set_level(self, running: Running, level: int) -> None:
-        now = self.env.now
-        running.left -= running.level * (now - running.since)
-        running.since, running.level = now, level
-        if self._audit:
-            self._audit(now, running, level)
-        if level:
-            running.end = now + ends_in_ps(running.left, level)
-            heappush(self._agenda, (running.end, running.number, running))
+    def _await(self, running: Running, when: int) -> None:
+        """Have an activity end, or begin, at a time; what was noted before no longer holds."""
+        running.end = when
+        there = self._due.get(when)
+        if there is None:
+            self._due[when] = [running]
+            heappush(self._times, when)
         else:
-            running.end = -1
+            there.append(running)
 
     def _settle(self, _event: simpy.Event) -> None:
         """Level anew what the changes of this instant reach through contended resources."""
         self._settling = False
-        reached: dict[Running, None] = {}
-        constraints: list[int] = []
-        frontier = list(self._changed)
-        self._changed.clear()
-        seen = set(frontier)
-        while frontier:
-            resource = frontier.pop()
-            users = self._users[resource]
-            if resource in self._contended and users:
-                constraints.append(resource)
-            for running in users:
-                if running not in reached:
-                    reached[running] = None
-                    for other, _ in running.demands:
-                        if other in self._contended and other not in seen:
-                            seen.add(other)
-                            frontier.append(other)
-        levels = self._levels(reached, constraints)
-        for running in reached:
-            level = levels.get(running.activity.serial, running.bound)
+        changed, self._changed = self._changed, {}
+        reached, constraints = self._reached(changed)
+        now, audit = self.env._now, self._audit
+        for running, level in zip(reached, self._levels(reached, constraints), strict=True):
             if level != running.level:
-                self._set_level(running, level)
+                running.left -= running.level * (now - running.since)
+                running.since, running.level = now, level
+                if audit:
+                    audit(now, running, level)
+                if level:
+                    self._await(running, now + ends_in_ps(running.left, level))
+                else:
+                    running.end = -1
         self._arm()
 
-    def _levels(self, reached: Collection[Running], constraints: list[int]) -> dict[int, int]:
-        """Levels of those on contended resources, by the serial of their activity: twins have the same.
+    def _reached(self, changed: dict[int, None]) -> tuple[list[Running], list[int]]:
+        """Activities connected to a change through contended resources, and these resources."""
+        users, contended = self._users, self._contended
+        for resource in changed:
+            if self._wanted[resource] <= self._room[resource]:
+                contended.discard(resource)
+            elif resource not in contended:
+                contended.add(resource)
+                self.ever_contended.add(resource)
+        reached: dict[Running, None] = {}
+        frontier = list(changed)
+        for resource in frontier:  # it grows as we go
+            for running in users[resource]:
+                if running not in reached:
+                    reached[running] = None
+                    for other, _, _ in running.activity.claims:
+                        if other in contended and other not in changed:
+                            changed[other] = None
+                            frontier.append(other)
+        return list(reached), [r for r in frontier if r in contended]
+
+    def _levels(self, reached: list[Running], constraints: list[int]) -> list[int]:
+        """Levels of activities that share no contended resource but these.
 
         A step repeats itself, so what was solved once is remembered by who runs and what room there is.
         """
         if not constraints:
-            return {}
-        room = {r: self._room[r] for r in sorted(constraints)}
-        key = (tuple(sorted([running.activity.serial for running in reached])), *room.items())
+            return [running.activity.bound for running in reached]
+        key = (
+            *[running.activity for running in reached],
+            *constraints,
+            *[self._room[r] for r in constraints],
+        )
         levels = self._known.get(key)
         if levels is None:
             self.solves += 1
+            room = {r: self._room[r] << LEVEL_BITS for r in constraints}
             solved = solve({r: self._users[r] for r in constraints}, room)
-            levels = {running.activity.serial: level for running, level in solved.items()}
+            levels = [solved.get(running, running.activity.bound) for running in reached]
             if len(reached) <= REMEMBERED:
                 self._known[key] = levels
         return levels
 
     def _arm(self) -> None:
-        """See to it that the live timer fires no later than the next entry of the agenda."""
-        agenda = self._agenda
-        while agenda and agenda[0][2].end != agenda[0][0]:
-            heappop(agenda)  # its level has changed since: another entry says when it ends
-        if agenda and (not self._timers or agenda[0][0] < self._timers[-1]):
-            when = agenda[0][0]
-            self._timers.append(when)
-            timer = self.env.timeout(when - self.env.now)
-            timer.callbacks.append(self._fire)
+        """See to it that the live timer fires no later than the next thing that is due."""
+        times, timers = self._times, self._timers
+        while times:
+            when = times[0]
+            if timers and timers[-1] <= when:
+                return
+            for running in self._due[when]:
+                if running.end == when:
+                    timers.append(when)
+                    _Alarm(self.env, self._on_time, when - self.env._now)
+                    return
+            del self._due[heappop(times)]  # their levels have changed since: they are due at other times
 
-    def _fire(self, _event: simpy.Event) -> None:
-        """Begin and end what is due now."""
-        now = self.env.now
+    def _fire(self, _timer: simpy.Event) -> None:
+        """End and begin what is due now, and wake who waited for it.
+
+        All ends come first, so that what follows an activity does not meet those that end with it. If
+        nothing is left of this instant then, it is settled here, without an event of its own.
+        """
+        env = self.env
+        now = env._now
         self._timers.pop()
-        agenda = self._agenda
-        while agenda and agenda[0][0] == now:
-            running = heappop(agenda)[2]
-            if running.end != now:
-                continue
-            running.end = -1
-            if running.level:
-                self._leave(running)
-            else:
+        later, self._settling = self._settling, True
+        due = self._due.pop(now, None)
+        if due:
+            heappop(self._times)
+            if len(due) > 1:
+                due.sort(key=_by_number)
+            ended, begun = [], []
+            for running in due:
+                if running.end == now:
+                    running.end = -1
+                    if running.since < 0:
+                        begun.append(running)
+                    else:
+                        self._leave(running)
+                        ended.append(running.done or running)
+            for running in begun:
                 self._enter(running)
-        self._arm()
+            if ended:
+                _wake(ended)
+        if later:
+            return
+        if not self._changed:
+            self._settling = False
+            self._arm()
+        elif env.peek() == now:
+            _Alarm(env, self._at_end, 0, END_OF_INSTANT)
+        else:
+            self._settle(_timer)
+
+
+_by_number = attrgetter("number")
+
+
+def _wake(events: list[simpy.Event]) -> None:
+    """Process events here and now, as SimPy would if it found them next in its queue."""
+    woken = 0
+    try:
+        for event in events:
+            woken += 1
+            event._ok, event._value = True, None
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
+            for callback in callbacks:
+                callback(event)
+    finally:
+        for event in events[woken:]:  # somebody stopped the simulation: they are next if it goes on
+            event.succeed()
 
 
 __all__ = ["FULL", "SLACK", "Activity", "Clock", "Demands", "Pool", "Running", "ends_in_ps"]
