@@ -148,7 +148,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     path = tmp_path / "t.json"
     path.write_text("old")
     monkeypatch.setattr(
-        "emulator.report.export.live_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "emulator.report.kineto.live_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
         save_trace(run(gpipe(2, 2, US, US)), path)

@@ -508,8 +508,9 @@ def test_a_planned_step_adds_up_on_every_rank(sharding: str, pp: int) -> None:
             assert sum(found.causes().values()) == found.step_ps
             kernels = a_trace.where(rank=rank, stream="compute", step=step)
             alone = int(a_trace.columns.alone_ps[kernels.rows].sum())
-            works = [op.stream != "compute" and isinstance(op.work, Kernel) for op in a_trace.index.ops]
-            aside = a_trace.where(rank=rank, step=step).only(works).busy_ps
+            kernel = a_trace.index.of_work(lambda work: isinstance(work, Kernel))
+            beside = kernel & ~a_trace.index.matches("stream", "compute")
+            aside = a_trace.where(rank=rank, step=step).only(beside).busy_ps
             assert alone <= found.compute + found.optimizer <= alone + aside
     report = measure(a_trace)
     assert report.mfu is not None

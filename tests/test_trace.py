@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from handmade import COLUMNS, US, gpipe, job, timed, trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.plan import plan
 from emulator.plan.program import (
     COMPUTE,
     Collective,
@@ -24,9 +26,13 @@ from emulator.plan.program import (
     Template,
     Transfer,
 )
+from emulator.report import measure
+from emulator.report.export import save_trace
+from emulator.report.memory import memory_by_stage
 from emulator.run import intervals, run
 from emulator.run.op_index import axis_of, kind_of
 from emulator.run.trace import Outcome, Trace
+from emulator.spec.parallel import DataParallel
 
 F, B = 1 * US, 2 * US
 
@@ -87,10 +93,71 @@ def test_a_rank_is_answered_by_its_class() -> None:
     a_trace = Trace(program, class_index=[0, 1], end_ps=[5, 7], alone_ps=[5, 5], **zero)
     assert a_trace.where(rank=2).one().rank == 2
     assert [a_trace.where(rank=r).one().end_ps for r in range(4)] == [5, 7, 5, 7]
+    assert [a_trace.members(rank) for rank in range(4)] == [(0, 2), (1, 3)] * 2
     assert [span.rank for span in a_trace.where()] == [0, 1]
     assert a_trace.ranks == (0, 1, 2, 3)
     with pytest.raises(ValueError, match=r"rank 4 is not in the program: it has ranks 0\.\.3"):
         a_trace.where(rank=4)
+    for rank in (4, -1):
+        with pytest.raises(ValueError, match=f"rank {rank} is not in the program"):
+            a_trace.members(rank)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+def test_every_filter_finds_what_the_ops_say(sharding: str) -> None:
+    """On a planned program, whose names are patterns and whose stages share bodies."""
+    data = DataParallel(sharding=sharding)  # type: ignore[arg-type]
+    program = plan(job(pp=3, dp=2, microbatches=2, teaching=False, data_parallel=data))
+    a_trace = run(program)
+    ops = [op for template in program.templates for op in template.ops]
+    assert len(a_trace.index) == len(ops)
+    for name in ("name", "stream", "phase", "stage", "microbatch", "layer"):
+        values = [getattr(op, name) for op in ops]
+        for value in dict.fromkeys(values):
+            found = a_trace.index.matches(name, value).tolist()
+            assert found == [each == value for each in values], (name, value)
+    for name, of in (("kind", kind_of), ("axis", axis_of)):
+        for value in {of(op.work) for op in ops}:
+            assert a_trace.index.matches(name, value).tolist() == [of(op.work) == value for op in ops]
+    for row in range(0, len(a_trace), 7):
+        op, span = a_trace.op(row), a_trace.span(row)
+        said = (op.name, op.stream, op.phase, op.stage, op.microbatch, op.layer, kind_of(op.work))
+        assert said == (
+            span.name, span.stream, span.phase, span.stage, span.microbatch, span.layer, span.kind
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["l0.q.F.mb00", "l0.q.F.mb", "l{layer}.q.F.mb{mb}", "", "lx.q.F.mb0"])
+def test_a_name_that_nearly_fits_a_pattern_is_no_name(name: str) -> None:
+    a_trace = run(plan(job(microbatches=2, teaching=False)))
+    assert len(a_trace.where(name="l0.q.F.mb0")) == 1
+    assert len(a_trace.where(name=name)) == 0
+
+
+def test_braces_in_a_name_written_by_hand_are_braces() -> None:
+    ops = [timed("a{mb}", Fixed(1), 0, 1), timed("{x}", Fixed(1), 1, 2), timed("{{}", Fixed(1), 2, 3)]
+    a_trace = trace(job(), [ops])
+    for i, name in enumerate(("a{mb}", "{x}", "{{}")):
+        assert a_trace.where(name=name).rows.tolist() == [i]
+        assert a_trace.where().names[i] == name
+
+
+def test_from_job_to_report_and_file_no_op_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a large model has 100,000 ops: only columns may be touched on the way."""
+    result = run(plan(job(pp=2, dp=4, microbatches=2, teaching=False)))
+
+    def refuse(_: Template) -> None:
+        raise AssertionError("all ops of a template were made")
+
+    monkeypatch.setattr(Template, "ops", property(refuse))
+    monkeypatch.setattr(Template, "buffers", property(refuse))
+    monkeypatch.setattr(Template, "op_names", property(refuse))
+    report = measure(result)
+    assert memory_by_stage(result.program).stages[0].weights == report.memory.stages[0].weights
+    save_trace(result, tmp_path / "t.json")
+    assert str(report)
+    last = result.members(0)[-1]
+    assert result.where(name="l0.q.F.mb0", rank=last).names == ["l0.q.F.mb0"]
 
 
 def test_columns_are_frozen_and_of_one_length(pipeline: Trace) -> None:

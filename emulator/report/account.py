@@ -31,16 +31,22 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Op, Transfer
+from emulator.plan.op import PHASES
+from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Transfer, Work
 from emulator.run import intervals
 from emulator.run.cost import kernel_cost
-from emulator.run.trace import Int64, Trace
+from emulator.run.intervals import Int64
+from emulator.run.op_index import kernels, on_stream, predecessors
+from emulator.run.trace import Trace
 from emulator.spec.faults import left_of
+from emulator.spec.job import Job
 
 AXES = ("tp", "cp", "pp", "dp", "ep")
 """Axes of the report; dp_replicate and dp_shard count as dp."""
 
 Cause = Literal["compute", "recompute", "optimizer", "bubble", "contention", "launch", "loader", "fault"]
+
+_OF_PHASE: dict[str, Cause] = {"R": "recompute", "O": "optimizer"}
 
 Interval = tuple[int, int]
 
@@ -106,7 +112,10 @@ def critical_rank(trace: Trace) -> int:
 
 def step_bounds(trace: Trace, rank: int) -> list[Interval]:
     """Return begin and end of every step of a rank; each begins where the one before ended."""
-    ends = [trace.where(rank=rank, step=step).end_ps for step in range(trace.steps)]
+    rows = trace.class_rows(trace.rank_class(rank))
+    last = np.zeros(trace.steps, dtype=np.int64)
+    np.maximum.at(last, trace.columns.step[rows], trace.columns.end_ps[rows])
+    ends: list[int] = np.maximum.accumulate(last).tolist()
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
@@ -132,39 +141,32 @@ class _RankStep:
     """Spans of one rank and step by op index, and what each op depends on; an op without span has end -1."""
 
     def __init__(self, trace: Trace, rank: int, step: int) -> None:
-        rows = trace.where(rank=rank, step=step).rows
-        c = trace.columns
-        rank_class = trace.program.classes[trace.rank_class(rank)]
-        self.ops: tuple[Op, ...] = trace.program.templates[rank_class.template].ops
-        job = trace.program.job
-        self.slow = rank in left_of(job.faults, "straggler")
-        self.device, self.attention = job.cluster.device, job.attention
-        at = c.op_index[rows]
-
-        def by_op(column: Int64) -> list[int]:
-            values = np.full(len(self.ops), -1, dtype=np.int64)
-            values[at] = column[rows]
-            return [int(value) for value in values]
-
-        self.issued, self.ready = by_op(c.issued_ps), by_op(c.ready_ps)
-        self.start, self.begin, self.end = by_op(c.start_ps), by_op(c.begin_ps), by_op(c.end_ps)
-        self.alone = by_op(c.alone_ps)
-        self.before: list[int] = []
-        last: dict[str, int] = {}
-        for i, op in enumerate(self.ops):
-            self.before.append(last.get(op.stream, -1))
-            last[op.stream] = i
-        self.kernels = [
-            i for i, op in enumerate(self.ops) if isinstance(op.work, Kernel | Fixed) and self.end[i] >= 0
-        ]
+        index = trace.rank_class(rank)
+        body = trace.template(index).body
+        rows = trace.step_rows(index, step)
+        c, job = trace.columns, trace.program.job
+        self.issued, self.ready, self.start, self.begin, self.end, self.alone = (
+            np.where(rows < 0, -1, column[rows]).tolist()
+            for column in (c.issued_ps, c.ready_ps, c.start_ps, c.begin_ps, c.end_ps, c.alone_ps)
+        )
+        self.work: list[int] = body.work.tolist()
+        self.phase: list[int] = body.phase.tolist()
+        self.waits = body.waits.rows()
+        self.before = predecessors(body).tolist()
+        kernel, on_compute = kernels(body) & (rows >= 0), on_stream(body, COMPUTE)
+        self.kernels: list[int] = np.flatnonzero(kernel & on_compute).tolist()
+        """Those of the compute stream."""
+        self.aside: list[int] = np.flatnonzero(kernel & ~on_compute).tolist()
+        """Kernels of other streams."""
+        self.axis = [report_axis(w.axis) if isinstance(w, Collective | Transfer) else "" for w in body.works]
+        self.loads = [isinstance(work, Load | HostCopy) for work in body.works]
+        slow = rank in left_of(job.faults, "straggler")
+        self.sound = [_sound_ps(work, job) if slow else None for work in body.works]
 
     def sound_ps(self, op: int) -> int:
         """How long an op takes alone on a device without a fault."""
-        work = self.ops[op].work
-        if not self.slow or not isinstance(work, Kernel | Fixed):
-            return self.alone[op]
-        sound = work if isinstance(work, Fixed) else kernel_cost(work, self.device, self.attention)
-        return min(sound.duration_ps, self.alone[op])
+        sound, alone = self.sound[self.work[op]], int(self.alone[op])
+        return alone if sound is None else min(sound, alone)
 
     def unfinished(self, following: int | None, since: int) -> list[int]:
         """Ops that had not ended at `since` and that this op, or the end of the step, depends on."""
@@ -174,7 +176,7 @@ class _RankStep:
         stack = [following]
         while stack:
             op = stack.pop()
-            for i in (self.before[op], *self.ops[op].waits):
+            for i in (self.before[op], *self.waits[op]):
                 # what ended by then waited for nothing that ended later
                 if i >= 0 and i not in found and self.end[i] > since:
                     found[i] = None
@@ -182,23 +184,30 @@ class _RankStep:
         return list(found)
 
 
+def _sound_ps(work: Work, job: Job) -> int | None:
+    """How long a kernel takes alone on a device without a fault; None for what is no kernel."""
+    if isinstance(work, Fixed):
+        return work.duration_ps
+    return (
+        kernel_cost(work, job.cluster.device, job.attention).duration_ps if isinstance(work, Kernel) else None
+    )
+
+
 def _kernels(view: _RankStep, start: int, end: int, totals: dict[str, int]) -> Int64:
     """Account for the kernels, compute stream first; return the merged time in which any ran."""
-    on_compute = [i for i in view.kernels if view.ops[i].stream == COMPUTE]
-    others = [i for i in view.kernels if view.ops[i].stream != COMPUTE]
     busy = intervals.EMPTY
-    for members in ([on_compute] if on_compute else []) + [[i] for i in others]:
+    for members in ([view.kernels] if view.kernels else []) + [[i] for i in view.aside]:
         spans = np.array([[view.start[i], view.end[i]] for i in members], dtype=np.int64)
         clipped = np.clip(spans, start, end)
         free = intervals.difference(intervals.union(clipped), busy)
-        for i, (lo, hi) in zip(members, clipped, strict=True):
+        for i, (lo, hi) in zip(members, clipped.tolist(), strict=True):
             whole = view.end[i] - view.start[i]
-            part = int(hi - lo) if members is on_compute else intervals.length(free)
+            part = hi - lo if members is view.kernels else intervals.length(free)
             if part <= 0:
                 continue
             own = min(view.alone[i], whole) * part // whole
             sound = min(view.sound_ps(i), whole) * part // whole
-            totals[{"R": "recompute", "O": "optimizer"}.get(view.ops[i].phase, "compute")] += sound
+            totals[_OF_PHASE.get(PHASES[view.phase[i]], "compute")] += sound
             totals["fault"] += own - sound
             totals["contention"] += part - own
         busy = intervals.union(np.concatenate([busy, free]))
@@ -207,7 +216,7 @@ def _kernels(view: _RankStep, start: int, end: int, totals: dict[str, int]) -> I
 
 def _gaps(view: _RankStep, busy: Int64, start: int, end: int) -> Iterator[tuple[Interval, int | None]]:
     """Intervals without any kernel, each with the compute kernel that follows (None: the step ends)."""
-    compute = [i for i in view.kernels if view.ops[i].stream == COMPUTE and view.end[i] > start]
+    compute = [i for i in view.kernels if view.end[i] > start]
     edges = [view.start[i] for i in compute]
     at = 0
     for lo, hi in intervals.complement(busy, start, end):
@@ -235,15 +244,14 @@ def _waits(view: _RankStep, gap: Interval, following: int | None) -> Iterator[tu
 
 def _claims(view: _RankStep, i: int) -> Iterable[tuple[int, Interval, str, str]]:
     """Intervals in which an op keeps the rank waiting: (order of the law, interval, cause, axis or "")."""
-    work = view.ops[i].work
     yield 1, (view.ready[i], view.issued[i]), "launch", ""
     yield 2, (max(view.ready[i], view.issued[i]), view.start[i]), "contention", ""
-    if isinstance(work, Collective | Transfer):
-        axis = report_axis(work.axis)
+    axis = view.axis[view.work[i]]
+    if axis:
         waiting = (view.start[i], view.begin[i])
         yield 0, (view.begin[i], view.end[i]), "exposed", axis
         yield (4, waiting, "bubble", "") if axis == "pp" else (4, waiting, "exposed", axis)
-    elif isinstance(work, Load | HostCopy):
+    elif view.loads[view.work[i]]:
         yield 3, (view.start[i], view.end[i]), "loader", ""
 
 

@@ -13,6 +13,7 @@ from emulator.report.memory import memory_by_stage
 from emulator.run.executor import Recording
 from emulator.run.lower import PER_DEVICE, SM
 from emulator.run.maxmin import LEVEL_BITS
+from emulator.run.op_index import predecessors
 from emulator.run.pool import SLACK, Running
 from emulator.run.trace import Trace
 
@@ -45,26 +46,27 @@ def _require(holds: bool, what: str) -> None:
 
 def _streams_and_dependencies(trace: Trace) -> None:
     columns = trace.columns
-    for c, rank_class in enumerate(trace.program.classes):
-        ops = trace.program.templates[rank_class.template].ops
+    for c in range(len(trace.program.classes)):
+        template = trace.template(c)
+        last = predecessors(template.body)
+        follows = np.flatnonzero(last >= 0)
+        waits = template.body.waits
+        after = np.concatenate([follows, waits.owners])
+        before = np.concatenate([last[follows], waits.items])
         for step in range(trace.steps):
-            rows = np.flatnonzero((columns.class_index == c) & (columns.step == step))
-            _require(len(rows) == len(ops), f"class {c} step {step}: {len(rows)} spans for {len(ops)} ops")
-            by_op = rows[np.argsort(columns.op_index[rows])]
-            start, end = columns.start_ps[by_op], columns.end_ps[by_op]
-            begin, ready, issued = (x[by_op] for x in (columns.begin_ps, columns.ready_ps, columns.issued_ps))
+            spans = np.count_nonzero(columns.step[trace.class_rows(c)] == step)
+            rows = trace.step_rows(c, step)
+            every = spans == len(template) and bool((rows >= 0).all())
+            _require(every, f"class {c} step {step}: {spans} spans for {len(template)} ops")
+            start, end = columns.start_ps[rows], columns.end_ps[rows]
+            begin, ready, issued = (x[rows] for x in (columns.begin_ps, columns.ready_ps, columns.issued_ps))
             _require(
                 bool((end >= begin).all() and (begin >= start).all()), f"class {c}: a span runs backwards"
             )
             _require(bool((start >= np.maximum(ready, issued)).all()), f"class {c}: a span starts too early")
-            last: dict[str, int] = {}
-            for i, op in enumerate(ops):
-                before = [*op.waits, last[op.stream]] if op.stream in last else list(op.waits)
-                for other in before:
-                    _require(
-                        ready[i] >= end[other], f"class {c}: {op.name} did not wait for {ops[other].name}"
-                    )
-                last[op.stream] = i
+            for i in np.flatnonzero(ready[after] < end[before])[:1].tolist():
+                name, other = template.op_name(after[i]), template.op_name(before[i])
+                _require(False, f"class {c}: {name} did not wait for {other}")
 
 
 def _meetings(trace: Trace, recording: Recording) -> None:

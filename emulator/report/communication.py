@@ -10,6 +10,8 @@ import numpy as np
 from emulator.plan.program import COMPUTE, Collective, Fixed, Kernel, Transfer
 from emulator.report.account import Account, report_axis
 from emulator.run import intervals
+from emulator.run.intervals import Int64
+from emulator.run.op_index import kernels, on_stream
 from emulator.run.trace import Trace
 from emulator.spec.units import PS_PER_SECOND, to_seconds
 
@@ -51,31 +53,28 @@ def sent_bytes(work: Collective | Transfer, members: int) -> Fraction:
 
 def communication(trace: Trace, account: Account) -> dict[str, AxisTraffic]:
     """Sum up the account's rank and step by axis; only axes along which the rank communicates appear."""
-    rank_class = trace.program.classes[trace.rank_class(account.rank)]
-    spans = trace.where(rank=account.rank, step=account.step)
-    on_axis: dict[str, list[int]] = {}
-    kernels = []
-    for row in spans.rows:
-        op = trace.op(int(row))
-        if isinstance(op.work, Collective | Transfer):
-            on_axis.setdefault(report_axis(op.work.axis), []).append(int(row))
-        elif op.stream == COMPUTE and isinstance(op.work, Kernel | Fixed):
-            kernels.append(int(row))
-    c = trace.columns
-    computing = intervals.union(intervals.pairs(c.start_ps[kernels], c.end_ps[kernels]))
+    index = trace.rank_class(account.rank)
+    body, rows = trace.template(index).body, trace.step_rows(index, account.step)
+    count = np.bincount(body.work[rows >= 0], minlength=len(body.works)).tolist()
+    computing = _merged(trace, rows[kernels(body) & on_stream(body, COMPUTE)])
+    axis_of = [
+        report_axis(work.axis) if isinstance(work, Collective | Transfer) and n else ""
+        for work, n in zip(body.works, count, strict=True)
+    ]
     found = {}
-    for axis, rows in sorted(on_axis.items()):
-        moving = intervals.union(intervals.pairs(c.begin_ps[rows], c.end_ps[rows]))
-        payload, moving_ps = Fraction(0), 0
-        for row in rows:
-            work = trace.op(row).work
-            if isinstance(work, Collective):
-                size = len(trace.program.groups[rank_class.groups[work.group]].ranks)
-                payload += sent_bytes(work, size)
-            elif isinstance(work, Transfer):
-                payload += sent_bytes(work, 2)
-            if not (isinstance(work, Transfer) and work.kind == "recv"):
-                moving_ps += int(c.end_ps[row] - c.begin_ps[row])
+    for axis in sorted({*axis_of} - {""}):
+        on_axis = body.of_work(each == axis for each in axis_of)
+        receives = body.of_work(isinstance(work, Transfer) and work.kind == "recv" for work in body.works)
+        moving = _merged(trace, rows[on_axis], moving=True)
+        moving_ps = _total(trace, rows[on_axis & ~receives])
+        payload = sum(
+            (
+                sent_bytes(work, _parties(trace, index, work)) * n
+                for work, n, each in zip(body.works, count, axis_of, strict=True)
+                if each == axis and isinstance(work, Collective | Transfer)
+            ),
+            Fraction(0),
+        )
         found[axis] = AxisTraffic(
             bytes_per_gpu=int(payload) if payload.denominator == 1 else float(payload),
             seconds=to_seconds(intervals.length(moving)),
@@ -86,20 +85,33 @@ def communication(trace: Trace, account: Account) -> dict[str, AxisTraffic]:
     return found
 
 
+def _parties(trace: Trace, rank_class: int, work: Collective | Transfer) -> int:
+    if isinstance(work, Transfer):
+        return 2
+    program = trace.program
+    return len(program.groups[program.classes[rank_class].groups[work.group]].ranks)
+
+
+def _merged(trace: Trace, rows: Int64, moving: bool = False) -> Int64:
+    """Time in which any of these rows ran; -1 stands for no row."""
+    c, rows = trace.columns, rows[rows >= 0]
+    return intervals.union(intervals.pairs((c.begin_ps if moving else c.start_ps)[rows], c.end_ps[rows]))
+
+
+def _total(trace: Trace, rows: Int64) -> int:
+    """Time in which these rows moved, one after the other; -1 stands for no row."""
+    c, rows = trace.columns, rows[rows >= 0]
+    return int((c.end_ps[rows] - c.begin_ps[rows]).sum())
+
+
 def overlap_fraction(trace: Trace, rank: int) -> float | None:
     """Return the part of a rank's communication time that compute covers; None when it never communicates.
 
     HolisticTraceAnalysis's definition: |communication and compute| / |communication| over merged spans,
     start to end (the wait for other members is inside the collective's kernel), kernels of any stream.
     """
-    spans = trace.where(rank=rank)
-    works = [trace.op(int(row)).work for row in spans.rows]
-    c = trace.columns
-
-    def merged(kinds: tuple[type, ...]) -> intervals.Int64:
-        rows = spans.rows[np.array([isinstance(work, kinds) for work in works], dtype=np.bool_)]
-        return intervals.union(intervals.pairs(c.start_ps[rows], c.end_ps[rows]))
-
-    talking, computing = merged((Collective, Transfer)), merged((Kernel, Fixed))
+    spans, of_work = trace.where(rank=rank), trace.index.of_work
+    talking = spans.only(of_work(lambda work: isinstance(work, Collective | Transfer))).intervals
+    computing = spans.only(of_work(lambda work: isinstance(work, Kernel | Fixed))).intervals
     whole = intervals.length(talking)
     return intervals.length(intervals.intersection(talking, computing)) / whole if whole else None

@@ -11,12 +11,20 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from emulator.plan.program import Fixed, Kernel, Program, Template
-from emulator.run.trace import Int64, Trace
+from emulator.plan.body import Body, Lists
+from emulator.plan.op import TERMS
+from emulator.plan.program import Program
+from emulator.run.intervals import Int64
+from emulator.run.op_index import in_phase, kernels
+from emulator.run.trace import Trace
 from emulator.spec.units import GIB
 
-TERMS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserved")
+__all__ = ["TERMS", "Memory", "StageMemory", "gib", "live_bytes", "memory_by_stage"]
+
+NEVER = np.iinfo(np.int64).max
+"""Start and end of an op that an interruption cut off."""
 
 FIXED_FIRST = ("reserved", "weights", "gradients", "optimizer", "buffers", "activations")
 """Order in which terms claim the capacity: what is there before the step first, the easiest to move last."""
@@ -95,120 +103,155 @@ def memory_by_stage(program: Program, trace: Trace | None = None) -> Memory:
     Without a trace the streams of a rank are taken to advance together as the host issues them; what overlaps
     more loosely in the run can hold more or less at once.
     """
-    plans = [TemplateMemory(template) for template in program.templates]
+    plans = {template.body: BodyMemory(template.body) for template in program.templates}
+    planned = {body: [plan.peak(*plan.issued())] for body, plan in plans.items()} if trace is None else {}
     best: dict[int, StageMemory] = {}
-    known: dict[int, tuple[Timeline, int]] = {}
     for i, rank_class in enumerate(program.classes):
-        plan = plans[rank_class.template]
+        template = program.templates[rank_class.template]
+        plan = plans[template.body]
         if trace is None:
-            if rank_class.template not in known:
-                ticks = np.arange(len(plan.template.ops), dtype=np.int64) * 2
-                known[rank_class.template] = plan.timeline(ticks, ticks + 1), plan.in_flight(ticks, ticks + 1)
-            found = [known[rank_class.template]]
+            peaks = planned[template.body]
         else:
-            found = [
-                (plan.timeline(start, end), plan.in_flight(start, end))
-                for start, end in (_times(trace, i, step, plan) for step in range(trace.steps))
-            ]
-        for timeline, in_flight in found:
-            stage = _peak(plan.template.stage, min(rank_class.members), timeline, in_flight)
+            peaks = [plan.peak(*_times(trace, i, step)) for step in range(trace.steps)]
+        for peak in peaks:
+            stage = peak.of_stage(template.stage, min(rank_class.members))
             if stage.stage not in best or best[stage.stage].peak < stage.peak:
                 best[stage.stage] = stage
     return _judge(tuple(best[stage] for stage in sorted(best)), program.job.cluster.device.hbm_bytes)
 
 
-def live_bytes(
-    trace: Trace, rank: int, step: int, plans: dict[int, TemplateMemory] | None = None
-) -> Timeline:
-    """Live bytes of one rank through one step; `plans` keeps what is known of templates between calls."""
+def live_bytes(trace: Trace, rank: int, step: int, plans: dict[Body, BodyMemory] | None = None) -> Timeline:
+    """Live bytes of one rank through one step; `plans` keeps what is known of bodies between calls."""
     index = trace.rank_class(rank)
-    template = trace.program.classes[index].template
+    body = trace.template(index).body
     plans = {} if plans is None else plans
-    plan = plans.get(template)
-    if plan is None:
-        plan = plans[template] = TemplateMemory(trace.program.templates[template])
-    return plan.timeline(*_times(trace, index, step, plan))
+    if body not in plans:
+        plans[body] = BodyMemory(body)
+    return plans[body].timeline(*_times(trace, index, step))
 
 
-class TemplateMemory:
-    """What of a template bears on memory, as arrays."""
+class Peak(NamedTuple):
+    """Bytes by term (as TERMS) at the first instant at which they are most, and microbatches in flight."""
 
-    def __init__(self, template: Template) -> None:
-        self.template = template
+    terms: Int64
+    in_flight: int
+
+    def of_stage(self, stage: int, rank: int) -> StageMemory:
+        """The same as a line of the report."""
+        terms = dict(zip(TERMS, self.terms.tolist(), strict=True))
+        return StageMemory(
+            stage=stage, rank=rank, peak=sum(terms.values()), in_flight=self.in_flight, **terms
+        )
+
+
+class BodyMemory:
+    """What of a template's body bears on memory, as arrays: who allocates and frees what, and when.
+
+    Of a buffer that is allocated several times, the n-th life ends with the n-th op that frees it.
+    """
+
+    def __init__(self, body: Body) -> None:
+        buffers = body.buffers
+        self.ops = len(body)
         self.base = np.zeros(len(TERMS), dtype=np.int64)
-        for buffer in template.buffers:
-            if buffer.persistent:
-                self.base[TERMS.index(buffer.term)] += buffer.bytes
-        allocated: dict[int, list[int]] = {}
-        freed: dict[int, list[int]] = {}
-        for i, op in enumerate(template.ops):
-            for buffer_index in op.allocates:
-                allocated.setdefault(buffer_index, []).append(i)
-            for buffer_index in op.frees:
-                freed.setdefault(buffer_index, []).append(i)
-        lives = [
-            (buffer, at, freed.get(buffer, [])[k] if k < len(freed.get(buffer, [])) else -1)
-            for buffer, starts in allocated.items()
-            for k, at in enumerate(starts)
-        ]
-        table = np.array(lives, dtype=np.int64).reshape(-1, 3)
-        self.allocator, self.freer = table[:, 1], table[:, 2]
-        self.bytes = np.array([template.buffers[b].bytes for b in table[:, 0]], dtype=np.int64)
-        self.term = np.array([TERMS.index(template.buffers[b].term) for b in table[:, 0]], dtype=np.int64)
-        kernels = [(i, op) for i, op in enumerate(template.ops) if isinstance(op.work, Kernel | Fixed)]
-        self.forward = [(i, op.microbatch) for i, op in kernels if op.phase == "F" and op.microbatch >= 0]
-        self.backward = [(i, op.microbatch) for i, op in kernels if op.phase in "BIW" and op.microbatch >= 0]
+        np.add.at(self.base, buffers.term[buffers.persistent], buffers.bytes[buffers.persistent])
+        born, allocator = _lives(body.allocates)
+        died, freer = _lives(body.frees)
+        at = np.searchsorted(died, born)
+        freed = at < len(died)
+        freed[freed] = died[at[freed]] == born[freed]
+        ends = np.full(len(born), -1, dtype=np.int64)
+        ends[freed] = freer[at[freed]]
+        order = np.argsort(allocator, kind="stable")  # in time they come nearly so, which is quick to sort
+        self.allocator, self.freer, buffer = allocator[order], ends[order], born[order] >> _LIFE_BITS
+        self.bytes, self.term = buffers.bytes[buffer], buffers.term[buffer]
+        kernel = kernels(body) & (body.microbatch >= 0)
+        self.forward = _Extent.of(body, kernel & in_phase(body, "F"))
+        backward = _Extent.of(body, kernel & in_phase(body, "BIW"))
+        self.backward, self.begun = backward, np.isin(backward.microbatches, self.forward.microbatches)
+
+    def issued(self) -> tuple[Int64, Int64]:
+        """Starts and ends of the ops of a step that runs one after the other in the order of issue."""
+        ticks = np.arange(self.ops, dtype=np.int64) * 2
+        return ticks, ticks + 1
+
+    def peak(self, start: Int64, end: Int64) -> Peak:
+        """When most is alive, given when each op started and ended."""
+        _, term, change = self._changes(start, end)
+        totals = np.cumsum(change)
+        at = int(totals.argmax()) + 1 if len(totals) and totals.max() > 0 else 0
+        terms = self.base.copy()
+        np.add.at(terms, term[:at], change[:at])
+        return Peak(terms, self.in_flight(start, end))
 
     def timeline(self, start: Int64, end: Int64) -> Timeline:
         """Live bytes, given when each op started and ended."""
-        born = start[self.allocator]
-        never = int(end.max(initial=0)) + 1  # after the step
-        died = np.where(self.freer < 0, never, end[self.freer])
-        real = died > born
-        born, died, size, term = born[real], died[real], self.bytes[real], self.term[real]
-        when = np.concatenate([born, died])
-        is_birth = np.repeat([1, 0], len(born))
-        order = np.lexsort((is_birth, when))
-        order = order[when[order] < never]
-        change = np.zeros((len(when), len(TERMS)), dtype=np.int64)
-        change[np.arange(len(born)), term] = size
-        change[len(born) + np.arange(len(born)), term] = -size
-        running = np.cumsum(change[order], axis=0) + self.base
+        when, term, change = self._changes(start, end)
+        table = np.zeros((len(when) + 1, len(TERMS)), dtype=np.int64)
+        table[0] = self.base
+        table[np.arange(1, len(table)), term] = change
         first = int(start.min()) if len(start) else 0
-        return Timeline(np.concatenate([[first], when[order]]), np.concatenate([self.base[None], running]))
+        return Timeline(np.concatenate([[first], when]), np.cumsum(table, axis=0))
+
+    def _changes(self, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
+        """Time, term and bytes of every birth and death within the step, in order."""
+        born = start[self.allocator]
+        died = np.where(self.freer < 0, NEVER, end[self.freer])
+        real = died > born
+        size, term = self.bytes[real], self.term[real]
+        when = np.concatenate([died[real], born[real]])
+        order = np.argsort(when, kind="stable")  # deaths stand first, so of one instant they come first
+        order = order[: np.searchsorted(when, NEVER, sorter=order)]
+        return when[order], np.concatenate([term, term])[order], np.concatenate([-size, size])[order]
 
     def in_flight(self, start: Int64, end: Int64) -> int:
         """Largest number of microbatches between the start of their forward and the end of their backward."""
-        begun: dict[int, int] = {}
-        over: dict[int, int] = {}
-        for i, microbatch in self.forward:
-            begun[microbatch] = min(begun.get(microbatch, int(start[i])), int(start[i]))
-        for i, microbatch in self.backward:
-            over[microbatch] = max(over.get(microbatch, 0), int(end[i]))
-        events = [(at, 1) for at in begun.values()] + [(over[m], -1) for m in begun if m in over]
-        count = most = 0
-        for _, change in sorted(events):
-            count += change
-            most = max(most, count)
-        return most
+        begun, over = self.forward.each(start, np.minimum), self.backward.each(end, np.maximum)[self.begun]
+        when = np.concatenate([over, begun])
+        change = np.repeat([-1, 1], [len(over), len(begun)])
+        order = np.argsort(when, kind="stable")
+        return int(np.cumsum(change[order]).max(initial=0))
 
 
-def _times(trace: Trace, index: int, step: int, plan: TemplateMemory) -> tuple[Int64, Int64]:
-    """Start and end of each op of a class in a step; an op that an interruption cut off never starts."""
-    rows = trace.class_rows(index)
-    rows = rows[trace.columns.step[rows] == step]
-    start = np.full(len(plan.template.ops), np.iinfo(np.int64).max // 2, dtype=np.int64)
-    end = start.copy()
-    start[trace.columns.op_index[rows]] = trace.columns.start_ps[rows]
-    end[trace.columns.op_index[rows]] = trace.columns.end_ps[rows]
+class _Extent(NamedTuple):
+    """Ops of each microbatch: those of microbatches[i] are ops[begin[i] : begin[i + 1]]."""
+
+    microbatches: Int64
+    ops: Int64
+    begin: Int64
+
+    @classmethod
+    def of(cls, body: Body, marks: npt.NDArray[np.bool_]) -> _Extent:
+        ops = np.flatnonzero(marks)
+        ops = ops[np.argsort(body.microbatch[ops], kind="stable")]
+        microbatches, begin = np.unique(body.microbatch[ops], return_index=True)
+        return cls(microbatches, ops, begin)
+
+    def each(self, times: Int64, extreme: np.ufunc) -> Int64:
+        """The first or the last of each microbatch's times."""
+        found: Int64 = extreme.reduceat(times[self.ops], self.begin) if len(self.begin) else times[:0]
+        return found
+
+
+_LIFE_BITS = 32
+"""A life of a buffer as one number: the buffer above these bits, below them how many it had before."""
+
+
+def _lives(touched: Lists) -> tuple[Int64, Int64]:
+    """Lives that ops begin or end, ascending, and the op that does."""
+    order = np.argsort(touched.items, kind="stable")
+    buffer = touched.items[order]
+    before = np.arange(len(buffer)) - np.searchsorted(buffer, buffer)
+    return (buffer << _LIFE_BITS) + before, touched.owners[order]
+
+
+def _times(trace: Trace, index: int, step: int) -> tuple[Int64, Int64]:
+    """Start and end of each op of a class in a step."""
+    rows = trace.step_rows(index, step)
+    start, end = trace.columns.start_ps[rows], trace.columns.end_ps[rows]
+    missing = rows < 0
+    start[missing] = end[missing] = NEVER
     return start, end
-
-
-def _peak(stage: int, rank: int, timeline: Timeline, in_flight: int) -> StageMemory:
-    totals = timeline.bytes.sum(axis=1)
-    at = int(totals.argmax())
-    terms = {term: int(value) for term, value in zip(TERMS, timeline.bytes[at], strict=True)}
-    return StageMemory(stage=stage, rank=rank, peak=int(totals[at]), in_flight=in_flight, **terms)
 
 
 def _judge(stages: tuple[StageMemory, ...], capacity: int) -> Memory:

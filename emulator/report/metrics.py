@@ -6,16 +6,22 @@ lists each step's duration beside them. A teaching world has times but no physic
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from emulator.plan.program import COMPUTE, Fixed, Kernel, Program
+from emulator.plan.body import Body
+from emulator.plan.program import COMPUTE, Kernel, Program
 from emulator.report import text
 from emulator.report.account import Account, account, critical_rank, step_bounds
 from emulator.report.communication import AxisTraffic, communication
 from emulator.report.hints import Busiest, hints
 from emulator.report.memory import Memory, memory_by_stage
+from emulator.run import intervals
+from emulator.run.intervals import Int64
+from emulator.run.op_index import in_phase, kernels, on_stream
 from emulator.run.trace import Trace
 from emulator.spec.job import Job, resolved
 from emulator.spec.model import FlopConvention
@@ -109,7 +115,8 @@ def measure(trace: Trace) -> Report:
     seconds = to_seconds(times.step_ps)
     mfu = _utilisation(job, seconds)
     memory = memory_by_stage(program, trace)
-    busiest = _busiest(trace, times.step) if job.layout.pp > 1 else None
+    stages = _stage_times(trace, times.step) if job.layout.pp > 1 else []
+    busiest = max((Busiest(each.stage, each.busy_ps) for each in stages), key=lambda b: b.ps, default=None)
     traffic = communication(trace, times)
     tokens = job.global_batch * job.seq_len
     ranks = job.layout.world_size
@@ -130,7 +137,7 @@ def measure(trace: Trace) -> Report:
         mfu=mfu["causal"],
         hfu=_hardware_flops(program) / seconds / ranks / _peak(job) if physical else None,
         mfu_conventions=mfu,
-        bubble=_bubble(trace, times, busiest),
+        bubble=_bubble(times, stages),
         critical_rank=rank,
         time=_seconds(times),
         time_ps=times.time_ps(),
@@ -175,47 +182,59 @@ def _utilisation(job: Job, seconds: float) -> dict[str, float | None]:
 
 def _hardware_flops(program: Program) -> int:
     """FLOPs of the GEMM and attention kernels of all ranks in one step."""
-    per_template = [
-        sum(
-            op.work.flops
-            for op in template.ops
-            if isinstance(op.work, Kernel) and op.work.kind in ("gemm", "attention")
+    works: dict[Body, int] = {}
+    for body in {template.body: None for template in program.templates}:
+        count = np.bincount(body.work, minlength=len(body.works)).tolist()
+        works[body] = sum(
+            work.flops * times
+            for work, times in zip(body.works, count, strict=True)
+            if isinstance(work, Kernel) and work.kind in ("gemm", "attention")
         )
-        for template in program.templates
-    ]
-    return sum(per_template[c.template] * len(c.members) for c in program.classes)
+    return sum(works[program.templates[c.template].body] * len(c.members) for c in program.classes)
 
 
-def _kernels(trace: Trace) -> list[bool]:
-    """Which rows of the op index are kernels of the compute stream."""
-    return [op.stream == COMPUTE and isinstance(op.work, Kernel | Fixed) for op in trace.index.ops]
+class _StageTimes(NamedTuple):
+    """Kernels on the compute stream of one rank class in one step."""
+
+    stage: int
+    busy_ps: int
+    idle_ps: int
+    """Between the first and the last kernel of forward and backward, what none of them filled."""
 
 
-def _busiest(trace: Trace, step: int) -> Busiest:
-    """The stage whose kernels take the longest; of several, the first."""
-    program, kernel = trace.program, _kernels(trace)
-    busy = [
-        Busiest(
-            program.templates[rank_class.template].stage,
-            trace.where(rank=rank_class.members[0], stream=COMPUTE, step=step).only(kernel).busy_ps,
+def _stage_times(trace: Trace, step: int) -> list[_StageTimes]:
+    """Times of every class."""
+    c = trace.columns
+    marks = {
+        template.body: (
+            kernels(template.body) & on_stream(template.body, COMPUTE),
+            in_phase(template.body, "FBIWR"),
         )
-        for rank_class in program.classes
-    ]
-    return max(busy, key=lambda each: each.ps)
+        for template in trace.program.templates
+    }
+    found = []
+    for i in range(len(trace.program.classes)):
+        template = trace.template(i)
+        kernel, pipeline = marks[template.body]
+        rows = trace.step_rows(i, step)
+        kernel = kernel & (rows >= 0)
+
+        def ran(rows: Int64) -> Int64:
+            return intervals.union(intervals.pairs(c.start_ps[rows], c.end_ps[rows]))
+
+        own = rows[kernel & pipeline]
+        whole = int(c.end_ps[own].max() - c.start_ps[own].min()) if len(own) else 0
+        idle = whole - intervals.length(ran(own))
+        found.append(_StageTimes(template.stage, intervals.length(ran(rows[kernel])), idle))
+    return found
 
 
-def _bubble(trace: Trace, times: Account, busiest: Busiest | None) -> Bubble:
-    if busiest is None or not times.step_ps:
+def _bubble(times: Account, stages: Sequence[_StageTimes]) -> Bubble:
+    if not stages or not times.step_ps:
         return Bubble(of_step=None, of_ideal=None, rank_local=None)
-    idle = 0
-    pipeline = [k and op.phase in "FBIWR" for k, op in zip(_kernels(trace), trace.index.ops, strict=True)]
-    for rank_class in trace.program.classes:
-        spans = trace.where(rank=rank_class.members[0], stream=COMPUTE, step=times.step)
-        stage = spans.only(pipeline)
-        if len(stage):
-            idle = max(idle, stage.end_ps - stage.start_ps - stage.busy_ps)
+    busiest, idle = max(each.busy_ps for each in stages), max(each.idle_ps for each in stages)
     elsewhere = sum(times.exposed.values()) + times.launch + times.loader
-    bubble = max(0, times.step_ps - busiest.ps - elsewhere)
+    bubble = max(0, times.step_ps - busiest - elsewhere)
     ideal = times.step_ps - bubble
     return Bubble(
         of_step=bubble / times.step_ps,
@@ -234,8 +253,7 @@ def _seconds(times: Account) -> dict[str, float | dict[str, float]]:
 
 
 def _planned_ops(program: Program) -> int:
-    sizes = [len(template.ops) for template in program.templates]
-    return sum(sizes[rank_class.template] for rank_class in program.classes)
+    return sum(len(program.templates[rank_class.template]) for rank_class in program.classes)
 
 
 def _emulation(program: Program, ops: int, events: int, wall_seconds: float) -> Emulation:

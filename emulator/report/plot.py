@@ -14,11 +14,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Op, Transfer
+from emulator.plan.op import PHASES
+from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Transfer, Work
 from emulator.report.account import report_axis
 from emulator.report.export import replacing
 from emulator.run import intervals
-from emulator.run.trace import Int64, Trace
+from emulator.run.intervals import Int64
+from emulator.run.trace import Trace
 
 MAX_ROWS = 64
 """Rows beyond this are left out, with a note."""
@@ -42,7 +44,7 @@ COLOURS = {
 
 IDLE = "#f3e3e3"
 WAITING = "waiting for the others"
-PHASES = {
+COLOUR_OF_PHASE = {
     "F": "forward",
     "B": "backward",
     "I": "backward",
@@ -160,14 +162,14 @@ def _unit(end_ps: int) -> tuple[str, float]:
     return "ns", 1e3
 
 
-def _kind(op: Op) -> str:
-    match op.work:
+def _kind(work: Work, phase: str) -> str:
+    match work:
         case Collective() | Transfer():
-            return report_axis(op.work.axis)
+            return report_axis(work.axis)
         case Load() | HostCopy():
             return "loader, copy"
         case Kernel() | Fixed():
-            return PHASES.get(op.phase, "other kernels")
+            return COLOUR_OF_PHASE.get(phase, "other kernels")
         case None:
             return ""
 
@@ -178,19 +180,23 @@ def _bars(trace: Trace, rank: int, stream: str) -> _Bars:
     times: list[tuple[int, int]] = []
     kinds: list[str] = []
     microbatches: list[int] = []
-    for row in trace.where(rank=rank, stream=stream).rows.tolist():
-        op = trace.op(row)
-        start, begin, end = int(c.start_ps[row]), int(c.begin_ps[row]), int(c.end_ps[row])
-        communicates = isinstance(op.work, Collective | Transfer)
+    body = trace.template(trace.rank_class(rank)).body
+    rows = trace.where(rank=rank, stream=stream).rows
+    ops = c.op_index[rows]
+    ran = [x[ops].tolist() for x in (body.work, body.phase, body.microbatch)]
+    span = [x[rows].tolist() for x in (c.start_ps, c.begin_ps, c.end_ps)]
+    for number, phase, microbatch, start, begin, end in zip(*ran, *span, strict=True):
+        work = body.works[number]
+        communicates = isinstance(work, Collective | Transfer)
         if communicates and begin > start:
             times.append((start, begin))
             kinds.append(WAITING)
             microbatches.append(-1)
-        begin = begin if communicates else start
-        if end > begin and op.work is not None:
-            times.append((begin, end))
-            kinds.append(_kind(op))
-            microbatches.append(op.microbatch)
+        moved = begin if communicates else start
+        if end > moved and work is not None:
+            times.append((moved, end))
+            kinds.append(_kind(work, PHASES[phase]))
+            microbatches.append(microbatch)
     return _Bars(np.array(times, dtype=np.int64).reshape(-1, 2), kinds, microbatches)
 
 

@@ -8,20 +8,19 @@ One row per op of each rank class and step; the trace answers for any rank by wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal, overload
+from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from emulator.plan.program import Op, Program
-from emulator.run import intervals
-from emulator.run.op_index import OpIndex
+from emulator.plan.op import PHASES
+from emulator.plan.program import Op, Program, Template
+from emulator.run.op_index import Bool, Int64, OpIndex, axis_of, kind_of
+from emulator.run.spans import Span, Spans
 
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+__all__ = ["Columns", "Outcome", "Span", "Spans", "Trace"]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -30,129 +29,6 @@ class Outcome(msgspec.Struct, frozen=True):
     kind: Literal["complete", "interrupted"]
     at_ps: int
     cause: str = ""
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """One op of one rank as it happened; the times are those of Trace's columns."""
-
-    rank: int
-    stream: str
-    name: str
-    kind: str
-    phase: str
-    axis: str
-    stage: int
-    microbatch: int
-    layer: int
-    step: int
-    issued_ps: int
-    ready_ps: int
-    start_ps: int
-    begin_ps: int
-    end_ps: int
-    alone_ps: int
-
-    @property
-    def duration_ps(self) -> int:
-        """From the start on its stream to the end, waiting for other members included."""
-        return self.end_ps - self.start_ps
-
-    def overlaps(self, other: Span) -> bool:
-        """Whether there is an instant that lies in both."""
-        return max(self.start_ps, other.start_ps) < min(self.end_ps, other.end_ps)
-
-    def precedes(self, other: Span) -> bool:
-        """Whether it ended no later than the other started."""
-        return self.end_ps <= other.start_ps
-
-
-class Spans:
-    """A selection of a trace's rows, sorted by start (ties: end, then op order)."""
-
-    def __init__(self, trace: Trace, rows: Int64, rank: int | None = None) -> None:
-        order = np.lexsort(
-            (trace.columns.op_index[rows], trace.columns.end_ps[rows], trace.columns.start_ps[rows])
-        )
-        self.trace = trace
-        self.rows: Int64 = rows[order]
-        self._rank = rank
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Span: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Span]: ...
-    def __getitem__(self, index: int | slice) -> Span | list[Span]:
-        if isinstance(index, slice):
-            return [self.trace.span(int(row), self._rank) for row in self.rows[index]]
-        return self.trace.span(int(self.rows[index]), self._rank)
-
-    def __iter__(self) -> Iterator[Span]:
-        return (self.trace.span(int(row), self._rank) for row in self.rows)
-
-    def __repr__(self) -> str:
-        head = ", ".join(self.names[:4])
-        return f"<{len(self)} spans: {head}{', ...' if len(self) > 4 else ''}>"
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the ops, in order."""
-        table = self.trace.index.ops
-        return [table[i].name for i in self.trace.op_row[self.rows]]
-
-    def only(self, ops: npt.ArrayLike) -> Spans:
-        """Keep the spans whose op is marked in a boolean array over `trace.index.ops`."""
-        keep = np.asarray(ops, dtype=np.bool_)
-        return Spans(self.trace, self.rows[keep[self.trace.op_row[self.rows]]], self._rank)
-
-    def one(self) -> Span:
-        """Return the only span; ValueError when there is none or more than one."""
-        if len(self) != 1:
-            raise ValueError(f"expected one span, found {self!r}")
-        return self[0]
-
-    @property
-    def start_ps(self) -> int:
-        """Earliest start; ValueError when empty."""
-        return int(self.trace.columns.start_ps[self._some()].min())
-
-    @property
-    def end_ps(self) -> int:
-        """Latest end; ValueError when empty."""
-        return int(self.trace.columns.end_ps[self._some()].max())
-
-    @property
-    def intervals(self) -> Int64:
-        """Merged [start, end) rows, shape (n, 2)."""
-        return intervals.union(
-            intervals.pairs(self.trace.columns.start_ps[self.rows], self.trace.columns.end_ps[self.rows])
-        )
-
-    @property
-    def moving(self) -> Int64:
-        """Merged [begin, end) rows, shape (n, 2): without the wait for other members."""
-        return intervals.union(
-            intervals.pairs(self.trace.columns.begin_ps[self.rows], self.trace.columns.end_ps[self.rows])
-        )
-
-    @property
-    def busy_ps(self) -> int:
-        """Time in which at least one of the spans ran."""
-        return intervals.length(self.intervals)
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """Intervals between the first start and the last end in which none of the spans ran."""
-        if not len(self):
-            return []
-        free = intervals.complement(self.intervals, self.start_ps, self.end_ps)
-        return [(int(start), int(end)) for start, end in free]
-
-    def _some(self) -> Int64:
-        if not len(self):
-            raise ValueError("no spans match")
-        return self.rows
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -241,12 +117,12 @@ class Trace:
     def __hash__(self) -> int:
         return hash(self.to_bytes())
 
-    @property
+    @cached_property
     def end_ps(self) -> int:
         """When the last span ended; 0 for an empty trace."""
         return int(self.columns.end_ps.max(initial=0))
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Training steps that left a span."""
         return int(self.columns.step.max(initial=-1)) + 1
@@ -254,7 +130,7 @@ class Trace:
     @property
     def ranks(self) -> tuple[int, ...]:
         """All ranks, in order."""
-        return tuple(sorted(self._class_of))
+        return tuple(np.flatnonzero(self._class_of >= 0).tolist())
 
     @cached_property
     def index(self) -> OpIndex:
@@ -262,15 +138,24 @@ class Trace:
         return OpIndex(self.program)
 
     @cached_property
+    def template_of(self) -> Int64:
+        """For every rank class, the index of its template."""
+        return np.array([rank_class.template for rank_class in self.program.classes], dtype=np.int64)
+
+    @cached_property
     def op_row(self) -> Int64:
         """For every row of the trace, the row of its op in `index`."""
-        template = np.array([rank_class.template for rank_class in self.program.classes], dtype=np.int64)
-        rows: Int64 = self.index.offset[template[self.columns.class_index]] + self.columns.op_index
+        rows: Int64 = self.index.offset[self.template_of[self.columns.class_index]] + self.columns.op_index
         return rows
 
     @cached_property
-    def _class_of(self) -> dict[int, int]:
-        return {rank: i for i, c in enumerate(self.program.classes) for rank in c.members}
+    def _class_of(self) -> Int64:
+        """For every rank, the index of its class; -1 where a program written by hand has no such rank."""
+        classes = self.program.classes
+        found = np.full(max((max(c.members) for c in classes), default=-1) + 1, -1, dtype=np.int64)
+        for i, rank_class in enumerate(classes):
+            found[np.asarray(rank_class.members, dtype=np.int64)] = i
+        return found
 
     @cached_property
     def _rows_by_class(self) -> list[Int64]:
@@ -280,34 +165,56 @@ class Trace:
 
     def rank_class(self, rank: int) -> int:
         """Index of the class that this rank belongs to; ValueError for a rank that the program lacks."""
-        if rank not in self._class_of:
+        if not 0 <= rank < len(self._class_of) or self._class_of[rank] < 0:
             raise ValueError(
                 f"rank {rank} is not in the program: it has ranks {self.ranks[0]}..{self.ranks[-1]}"
             )
-        return self._class_of[rank]
+        return int(self._class_of[rank])
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """Return all ranks that did the same at the same instants as this one, itself included.
+
+        Raises ValueError for a rank that the program lacks.
+        """
+        return self.program.classes[self.rank_class(rank)].members
+
+    def template(self, index: int) -> Template:
+        """Return the template of a rank class."""
+        return self.program.templates[self.program.classes[index].template]
 
     def class_rows(self, index: int) -> Int64:
         """Return the rows of a rank class, all steps, in the order of the columns."""
         return self._rows_by_class[index]
 
+    def step_rows(self, index: int, step: int) -> Int64:
+        """Return the row of each op of a rank class in one step; -1 for an op that left no span."""
+        rows = self.class_rows(index)
+        rows = rows[self.columns.step[rows] == step]
+        found = np.full(len(self.template(index)), -1, dtype=np.int64)
+        found[self.columns.op_index[rows]] = rows
+        return found
+
     def op(self, row: int) -> Op:
         """Return the op of a row."""
-        return self.index.ops[int(self.op_row[row])]
+        return self.template(int(self.columns.class_index[row])).op(int(self.columns.op_index[row]))
 
     def span(self, row: int, rank: int | None = None) -> Span:
         """Return a row as a Span of `rank`; by default of the first member of the row's class."""
-        c, i = self.columns, int(self.op_row[row])
-        op = self.index.ops[i]
+        c = self.columns
+        rank_class, i = int(c.class_index[row]), int(c.op_index[row])
+        template = self.template(rank_class)
+        body = template.body
+        work = body.works[body.work[i]]
         return Span(
-            rank=self.program.classes[int(c.class_index[row])].members[0] if rank is None else rank,
-            stream=op.stream,
-            name=op.name,
-            kind=self.index.kind[i],
-            phase=op.phase,
-            axis=self.index.axis[i],
-            stage=op.stage,
-            microbatch=op.microbatch,
-            layer=op.layer,
+            rank=self.program.classes[rank_class].members[0] if rank is None else rank,
+            stream=body.streams[body.stream[i]],
+            name=template.op_name(i),
+            kind=kind_of(work),
+            phase=PHASES[body.phase[i]],
+            axis=axis_of(work),
+            stage=template.stage,
+            microbatch=int(body.microbatch[i]),
+            layer=int(template.layer[i]),
             step=int(c.step[row]),
             issued_ps=int(c.issued_ps[row]),
             ready_ps=int(c.ready_ps[row]),
