@@ -56,17 +56,19 @@ class Pattern(msgspec.Struct, frozen=True, eq=False):
     ranks: int
     nodes: int
     phases: tuple[Phase, ...]
-    links: Int64
-    """Link ids, shaped like the phases' units."""
+    gpus: Int64
+    """In ring order."""
+    fabric: Fabric
 
     @property
     def link_bytes(self) -> dict[int, Fraction]:
         """Bytes on every link that is used, over all phases."""
         total: dict[int, Fraction] = {}
         for phase in self.phases:
-            used = phase.units > 0
-            for link, units in zip(self.links[used].tolist(), phase.units[used].tolist(), strict=True):
-                total[link] = total.get(link, Fraction(0)) + Fraction(units * self.bytes, phase.parts)
+            for kind, row in enumerate(phase.units):
+                links = self.fabric.links_of(self.gpus[row > 0], kind)
+                for link, units in zip(links.tolist(), row[row > 0].tolist(), strict=True):
+                    total[link] = total.get(link, Fraction(0)) + Fraction(units * self.bytes, phase.parts)
         return total
 
     @property
@@ -116,7 +118,7 @@ def transfer_pattern(src: int, dst: int, size: int, fabric: Fabric) -> Pattern:
 
 def _of(moved: Traffic, gpus: Int64, size: int, fabric: Fabric) -> Pattern:
     phases = moved.phases if size else ()
-    return Pattern(moved.kind, moved.algorithm, size, moved.ranks, moved.nodes, phases, fabric.links_of(gpus))
+    return Pattern(moved.kind, moved.algorithm, size, moved.ranks, moved.nodes, phases, gpus, fabric)
 
 
 def ring_orders(ranks: Sequence[int], fabric: Fabric) -> tuple[tuple[int, ...], ...]:

@@ -232,13 +232,12 @@ class _Graph:
                     continue
                 traffic = pattern(work.kind, ranks, 1, algorithm, self.fabric, work.root)  # type: ignore[arg-type]
                 for number, phase in enumerate(traffic.phases):
-                    used = phase.units > 0
-                    for link, units in zip(
-                        traffic.links[used].tolist(), phase.units[used].tolist(), strict=True
-                    ):
-                        if self._may_bind(link):
-                            what = (work.kind, work.root, algorithm, number, units)
-                            onto[link] = (*onto.get(link, ()), what)
+                    for kind, row in enumerate(phase.units):
+                        links = self.fabric.links_of(traffic.gpus[row > 0], kind)
+                        for link, units in zip(links.tolist(), row[row > 0].tolist(), strict=True):
+                            if self._may_bind(link):
+                                what = (work.kind, work.root, algorithm, number, units)
+                                onto[link] = (*onto.get(link, ()), what)
         return onto
 
     def _one_node(self, ranks: Sequence[int]) -> bool:

@@ -136,8 +136,9 @@ PAIRS = tuple(
 
 def pair_levels(src: Int64, dst: Int64, fabric: Fabric) -> Int64:
     """Which of PAIRS each source and its target are; rails of one node are apart and meet in its switch."""
-    apart = fabric.places(src) != fabric.places(dst)
-    return np.where(apart[0], apart.sum(axis=0), 0)
+    node, leaf, pod = (fabric.places(src) != fabric.places(dst)).view(np.int8)
+    level: Int64 = (node * (1 + leaf + pod)).astype(np.int64)
+    return level
 
 
 @lru_cache(maxsize=1024)

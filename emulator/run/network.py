@@ -232,7 +232,7 @@ def transfer_class_wire(
     if src[0] == dst[0] or not size:
         return CLASS_NOTHING
     level, ends = pair_levels(src, dst, fabric), np.stack([src, dst], axis=1)
-    levels = dict.fromkeys([int(level[0]), *np.unique(level).tolist()])
+    levels = dict.fromkeys([int(level[0]), *np.flatnonzero(np.bincount(level)).tolist()])
     parts = [_Part(transfer_traffic(each), ends[level == each]) for each in levels]
     first = parts[0].traffic
     chosen = Choice(first, profile(first, fabric), transfer_protocol(size))
@@ -287,8 +287,7 @@ def _loads(parts: list[_Part], fabric: Fabric, onto: Int64 | None, slower: Mappi
         if most
     ]
     if slower:
-        links = fabric.links_of(first.members[0])[rates > 0].tolist()
-        of = dict(zip(links, rates[rates > 0].tolist(), strict=True))
+        of = dict(_together([_Part(first.traffic, first.members[:1])], fabric, None))
         full += [(capacity, of[link]) for link, capacity in slower.items() if link in of]
     room = min((capacity << LEVEL_BITS) // most for capacity, most in full)
     return _Loads(room, _together(parts, fabric, onto))
@@ -300,12 +299,12 @@ def _together(parts: list[_Part], fabric: Fabric, onto: Int64 | None) -> tuple[t
     kept[onto] = True
     links, demands = [], []
     for moved, members in parts:
-        rates = _rates(moved, fabric)
-        used = rates > 0
-        here = fabric.links_of(members.T)[used]
-        which = kept[here]
-        links.append(here[which])
-        demands.append(np.broadcast_to(rates[used][:, None], here.shape)[which])
+        for kind, row in enumerate(_rates(moved, fabric)):
+            used = np.flatnonzero(row)
+            here = fabric.links_of(members[:, used], kind)
+            which = kept[here]
+            links.append(here[which])
+            demands.append(np.broadcast_to(row[used], here.shape)[which])
     return _summed(np.concatenate(links), np.concatenate(demands))
 
 

@@ -88,21 +88,22 @@ class Fabric:
         if gpus.size:
             self._check("gpu", int(gpus.min()), self.gpus)
             self._check("gpu", int(gpus.max()), self.gpus)
+        node = gpus // self.cluster.gpus_per_node
+        return np.stack([node, self._leaves_of(gpus), node // self.cluster.nodes_per_pod])
+
+    def links_of(self, gpus: Int64, kind: int) -> Int64:
+        """For each GPU its link of KINDS[kind]: its own port, or that of its leaf or its pod."""
+        if kind < LINKS_PER_GPU:
+            return LINKS_PER_GPU * gpus + kind
+        if kind < LINKS_PER_GPU + 2:
+            return self.first_leaf_link + 2 * self._leaves_of(gpus) + kind % 2
+        return self.first_pod_link + 2 * (gpus // self.cluster.gpus_per_pod) + kind % 2
+
+    def _leaves_of(self, gpus: Int64) -> Int64:
         cluster = self.cluster
-        node = gpus // cluster.gpus_per_node
-        pod = node // cluster.nodes_per_pod
-        rail = pod * cluster.gpus_per_node + gpus % cluster.gpus_per_node
-        return np.stack([node, rail if cluster.rail_optimised else node // cluster.nodes_per_rack, pod])
-
-    def links_of(self, gpus: Int64) -> Int64:
-        """Links of each GPU, one row for each of KINDS: its own ports, and those of its leaf and its pod.
-
-        A row of leaves or pods means nothing where there is only one, which has no links.
-        """
-        _, leaf, pod = self.places(gpus)
-        ports = [LINKS_PER_GPU * gpus + port for port in range(LINKS_PER_GPU)]
-        leaves = [self.first_leaf_link + 2 * leaf + way for way in (0, 1)]
-        return np.stack([*ports, *leaves, *(self.first_pod_link + 2 * pod + way for way in (0, 1))])
+        if cluster.rail_optimised:
+            return gpus // cluster.gpus_per_pod * cluster.gpus_per_node + gpus % cluster.gpus_per_node
+        return gpus // (cluster.nodes_per_rack * cluster.gpus_per_node)
 
     def gpu_link(self, gpu: int, kind: Kind) -> int:
         """Id of a GPU's own port: one of GPU_KINDS."""
