@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from pathlib import Path
 
@@ -398,6 +399,18 @@ def test_the_report_is_json_with_every_key_of_the_interface() -> None:
     assert set(table["memory"]["stages"][0]) >= {"stage", *TERMS, "peak", "in_flight"}
     assert set(table["emulation"]) == {"ranks", "classes", "ops", "events", "wall_seconds", "version"}
     assert table["job"]["layout"]["pp"] == 2
+
+
+def test_wall_time_runs_from_where_the_emulation_began() -> None:
+    began = time.perf_counter()
+    a_trace = run(gpipe(2, 2, US, US))
+    alone, whole = measure(a_trace), measure(a_trace, began - 100)
+    assert a_trace.wall_seconds < alone.emulation.wall_seconds < 100 < whole.emulation.wall_seconds
+    assert whole.emulation.wall_seconds < 100 + time.perf_counter() - began
+    assert unmeasured(a_trace.program, "not run", "", began - 100).emulation.wall_seconds > 100
+    text = str(whole)
+    e = whole.emulation
+    assert f"Emulated 2 ranks in 2 classes: {e.ops} ops, {e.events} events, {e.wall_seconds:.2f} s" in text
 
 
 def test_the_text_fits_a_terminal_and_names_units() -> None:

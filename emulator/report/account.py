@@ -188,30 +188,40 @@ def _sound_ps(work: Work, job: Job) -> int | None:
     """How long a kernel takes alone on a device without a fault; None for what is no kernel."""
     if isinstance(work, Fixed):
         return work.duration_ps
-    return (
-        kernel_cost(work, job.cluster.device, job.attention).duration_ps if isinstance(work, Kernel) else None
-    )
+    if isinstance(work, Kernel):
+        return kernel_cost(work, job.cluster.device, job.attention).duration_ps
+    return None
 
 
 def _kernels(view: _RankStep, start: int, end: int, totals: dict[str, int]) -> Int64:
     """Account for the kernels, compute stream first; return the merged time in which any ran."""
-    busy = intervals.EMPTY
-    for members in ([view.kernels] if view.kernels else []) + [[i] for i in view.aside]:
-        spans = np.array([[view.start[i], view.end[i]] for i in members], dtype=np.int64)
-        clipped = np.clip(spans, start, end)
-        free = intervals.difference(intervals.union(clipped), busy)
-        for i, (lo, hi) in zip(members, clipped.tolist(), strict=True):
-            whole = view.end[i] - view.start[i]
-            part = hi - lo if members is view.kernels else intervals.length(free)
-            if part <= 0:
-                continue
-            own = min(view.alone[i], whole) * part // whole
-            sound = min(view.sound_ps(i), whole) * part // whole
-            totals[_OF_PHASE.get(PHASES[view.phase[i]], "compute")] += sound
-            totals["fault"] += own - sound
-            totals["contention"] += part - own
-        busy = intervals.union(np.concatenate([busy, free]))
+    spans = np.array([(view.start[i], view.end[i]) for i in view.kernels], dtype=np.int64).reshape(-1, 2)
+    spans = np.clip(spans, start, end)
+    for i, (lo, hi) in zip(view.kernels, spans.tolist(), strict=True):
+        _count(view, i, hi - lo, totals)
+    busy = intervals.union(spans)
+    for i in view.aside:
+        lo, hi = max(view.start[i], start), min(view.end[i], end)
+        free = [(lo, hi)] if lo < hi else []
+        # only those can cover it that end after its start and start before its end
+        for row in busy[np.searchsorted(busy[:, 1], lo) : np.searchsorted(busy[:, 0], hi)].tolist():
+            _, free = _take(free, row)
+        if free:
+            _count(view, i, sum(hi - lo for lo, hi in free), totals)
+            busy = intervals.union(np.concatenate([busy, free]))
     return busy
+
+
+def _count(view: _RankStep, kernel: int, part: int, totals: dict[str, int]) -> None:
+    """Divide that part of a kernel's time that counts among its causes."""
+    whole = view.end[kernel] - view.start[kernel]
+    if part <= 0:
+        return
+    own = min(view.alone[kernel], whole) * part // whole
+    sound = min(view.sound_ps(kernel), whole) * part // whole
+    totals[_OF_PHASE.get(PHASES[view.phase[kernel]], "compute")] += sound
+    totals["fault"] += own - sound
+    totals["contention"] += part - own
 
 
 def _gaps(view: _RankStep, busy: Int64, start: int, end: int) -> Iterator[tuple[Interval, int | None]]:

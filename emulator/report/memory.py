@@ -17,7 +17,7 @@ from emulator.plan.body import Body, Lists
 from emulator.plan.op import TERMS
 from emulator.plan.program import Program
 from emulator.run.intervals import Int64
-from emulator.run.op_index import in_phase, kernels
+from emulator.run.op_index import bodies, in_phase, kernels
 from emulator.run.trace import Trace
 from emulator.spec.units import GIB
 
@@ -103,7 +103,7 @@ def memory_by_stage(program: Program, trace: Trace | None = None) -> Memory:
     Without a trace the streams of a rank are taken to advance together as the host issues them; what overlaps
     more loosely in the run can hold more or less at once.
     """
-    plans = {template.body: BodyMemory(template.body) for template in program.templates}
+    plans = {body: BodyMemory(body) for body in bodies(program)}
     planned = {body: [plan.peak(*plan.issued())] for body, plan in plans.items()} if trace is None else {}
     best: dict[int, StageMemory] = {}
     for i, rank_class in enumerate(program.classes):

@@ -6,6 +6,7 @@ lists each step's duration beside them. A teaching world has times but no physic
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from emulator.report.hints import Busiest, hints
 from emulator.report.memory import Memory, memory_by_stage
 from emulator.run import intervals
 from emulator.run.intervals import Int64
-from emulator.run.op_index import in_phase, kernels, on_stream
+from emulator.run.op_index import bodies, in_phase, kernels, on_stream
 from emulator.run.trace import Trace
 from emulator.spec.job import Job, resolved
 from emulator.spec.model import FlopConvention
@@ -60,7 +61,9 @@ class Emulation(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     """Spans in the trace; ops planned when nothing ran."""
     events: int
+    """SimPy events processed."""
     wall_seconds: float
+    """From the beginning of planning, or of the run where nobody noted when that was, to this report."""
     version: str
 
 
@@ -107,8 +110,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return text.render(self)
 
 
-def measure(trace: Trace) -> Report:
-    """Measure a trace with at least one span."""
+def measure(trace: Trace, began: float | None = None) -> Report:
+    """Measure a trace with at least one span.
+
+    `began` is what time.perf_counter() said when the emulation did; the wall time reported runs from there to
+    now. Without it, it is that of the run and of this call.
+    """
+    began = time.perf_counter() - trace.wall_seconds if began is None else began
     program, job = trace.program, trace.program.job
     rank = critical_rank(trace)
     times = account(trace, rank)
@@ -144,16 +152,17 @@ def measure(trace: Trace) -> Report:
         communication=traffic,
         memory=memory,
         faults=[{"kind": f.kind, "rank": f.rank, "factor": f.factor} for f in job.faults] or None,
-        emulation=_emulation(program, len(trace), trace.events, trace.wall_seconds),
         hints=hints(job, times, memory, mfu["causal"], busiest),
+        emulation=_emulation(program, len(trace), trace.events, began),
     )
 
 
-def unmeasured(program: Program, kind: str, why: str) -> Report:
+def unmeasured(program: Program, kind: str, why: str, began: float | None = None) -> Report:
     """Report on a job that was not played to the end: memory from the plan, and why there is nothing else.
 
-    `kind` is "not run" or "deadlock".
+    `kind` is "not run" or "deadlock"; `began` as in `measure`.
     """
+    began = time.perf_counter() if began is None else began
     memory = memory_by_stage(program)
     return Report(
         job=resolved(program.job),
@@ -161,8 +170,8 @@ def unmeasured(program: Program, kind: str, why: str) -> Report:
         mfu_conventions=dict.fromkeys(CONVENTIONS),
         bubble=Bubble(of_step=None, of_ideal=None, rank_local=None),
         memory=memory,
-        emulation=_emulation(program, _planned_ops(program), 0, 0.0),
         hints=[] if memory.fits else hints(program.job, None, memory, None),
+        emulation=_emulation(program, _planned_ops(program), 0, began),
     )
 
 
@@ -182,15 +191,15 @@ def _utilisation(job: Job, seconds: float) -> dict[str, float | None]:
 
 def _hardware_flops(program: Program) -> int:
     """FLOPs of the GEMM and attention kernels of all ranks in one step."""
-    works: dict[Body, int] = {}
-    for body in {template.body: None for template in program.templates}:
+    flops: dict[Body, int] = {}
+    for body in bodies(program):
         count = np.bincount(body.work, minlength=len(body.works)).tolist()
-        works[body] = sum(
+        flops[body] = sum(
             work.flops * times
             for work, times in zip(body.works, count, strict=True)
             if isinstance(work, Kernel) and work.kind in ("gemm", "attention")
         )
-    return sum(works[program.templates[c.template].body] * len(c.members) for c in program.classes)
+    return sum(flops[program.templates[c.template].body] * len(c.members) for c in program.classes)
 
 
 class _StageTimes(NamedTuple):
@@ -206,11 +215,8 @@ def _stage_times(trace: Trace, step: int) -> list[_StageTimes]:
     """Times of every class."""
     c = trace.columns
     marks = {
-        template.body: (
-            kernels(template.body) & on_stream(template.body, COMPUTE),
-            in_phase(template.body, "FBIWR"),
-        )
-        for template in trace.program.templates
+        body: (kernels(body) & on_stream(body, COMPUTE), in_phase(body, "FBIWR"))
+        for body in bodies(trace.program)
     }
     found = []
     for i in range(len(trace.program.classes)):
@@ -256,12 +262,12 @@ def _planned_ops(program: Program) -> int:
     return sum(len(program.templates[rank_class.template]) for rank_class in program.classes)
 
 
-def _emulation(program: Program, ops: int, events: int, wall_seconds: float) -> Emulation:
+def _emulation(program: Program, ops: int, events: int, began: float) -> Emulation:
     return Emulation(
         ranks=program.ranks,
         classes=len(program.classes),
         ops=ops,
         events=events,
-        wall_seconds=wall_seconds,
+        wall_seconds=time.perf_counter() - began,
         version=__version__,
     )

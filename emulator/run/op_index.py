@@ -40,6 +40,11 @@ def axis_of(work: Work) -> str:
     return work.axis if isinstance(work, Collective | Transfer) else ""
 
 
+def bodies(program: Program) -> tuple[Body, ...]:
+    """Bodies of a program's templates, each once."""
+    return tuple(dict.fromkeys(template.body for template in program.templates))
+
+
 def on_stream(body: Body, stream: str) -> Bool:
     """Mark the ops of one stream."""
     marks: Bool = body.stream == _place(body.streams, stream)
@@ -74,7 +79,7 @@ class OpIndex:
 
     def __init__(self, program: Program) -> None:
         self._templates = program.templates
-        self._bodies = {template.body: _BodyIndex(template.body) for template in program.templates}
+        self._bodies = {body: _BodyIndex(body) for body in bodies(program)}
         self.offset: Int64 = np.cumsum([0, *map(len, program.templates)], dtype=np.int64)
 
     def __len__(self) -> int:
