@@ -193,9 +193,9 @@ def longest_path(program: Program) -> int:
     parties: dict[int, list[tuple[int, int]]] = {}
     todo: dict[tuple[int, int], tuple[tuple[int, ...], int | None, int, int, int]] = {}
     for c, streams in enumerate(lowered.streams):
-        for ops in streams.values():
+        for stream in streams.values():
             before: int | None = None
-            for op in ops:
+            for op in stream.planned():
                 duration = op.activity.alone_ps if op.activity else 0
                 todo[c, op.op_index] = (op.waits, before, max(0, op.issue_ps), duration, op.meeting)
                 if op.meeting >= 0:
@@ -278,7 +278,7 @@ def test_a_gemm_beside_a_collective_loses_the_sms_it_holds() -> None:
     """A compute-bound GEMM slows by SMs / (SMs - held), to the picosecond."""
     trace, program = overlapped(contention=True)
     lowered = lower(program)
-    holds = {op.op_index: op.hold for ops in lowered.streams[0].values() for op in ops if op.hold}
+    holds = {op.op_index: op.hold for s in lowered.streams[0].values() for op in s.planned() if op.hold}
     ops = program.templates[0].ops
     comm = [s for s in trace.where(rank=0) if s.kind in ("all_gather", "reduce_scatter")]
     hold_of = {ops[i].name: held // 10**6 for i, held in holds.items()}

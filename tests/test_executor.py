@@ -232,7 +232,7 @@ def test_channels_leave_an_sm_free_on_any_device(name: str, sharding: str) -> No
     trace = played(the_program)
     assert trace.outcome.kind == "complete"
     for streams in Executor(the_program, 1).lowered.streams:
-        held = sum(max(one.hold for one in ops) for ops in streams.values())
+        held = sum(max(stream.hold) for stream in streams.values())
         assert held <= (device(name).sms - 1) * 10**6
 
 
@@ -240,9 +240,7 @@ def test_engines_of_their_own_hold_no_sms() -> None:
     """Beside a collective of a TPU a kernel has all cores."""
     for name, holds in (("tpu-v5p", False), ("trainium2", False), ("h100-sxm", True)):
         lowered = Executor(plan(crowded(name)), 1).lowered
-        assert holds == any(
-            one.hold for streams in lowered.streams for ops in streams.values() for one in ops
-        )
+        assert holds == any(any(stream.hold) for streams in lowered.streams for stream in streams.values())
 
 
 def test_a_kernel_may_be_starved_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

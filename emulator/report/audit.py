@@ -11,8 +11,8 @@ import numpy as np
 
 from emulator.report.memory import memory_by_stage
 from emulator.run.executor import Recording
-from emulator.run.lower import PER_DEVICE, SM
 from emulator.run.maxmin import LEVEL_BITS
+from emulator.run.meetings import PER_DEVICE, SM
 from emulator.run.op_index import predecessors
 from emulator.run.pool import SLACK, Running
 from emulator.run.trace import Trace
@@ -76,8 +76,8 @@ def _meetings(trace: Trace, recording: Recording) -> None:
     planned = {
         (c, op.op_index): op.meeting
         for c, streams in enumerate(recording.lowered.streams)
-        for ops in streams.values()
-        for op in ops
+        for stream in streams.values()
+        for op in stream.planned()
         if op.meeting >= 0
     }
     for row in range(len(trace)):
@@ -145,8 +145,8 @@ def _holds(trace: Trace, recording: Recording) -> dict[int, list[tuple[int, int]
     amounts = {
         (c, op.op_index): op.hold
         for c, streams in enumerate(recording.lowered.streams)
-        for ops in streams.values()
-        for op in ops
+        for stream in streams.values()
+        for op in stream.planned()
         if op.hold
     }
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)

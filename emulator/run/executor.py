@@ -2,7 +2,12 @@
 
 A stream takes its ops in order. For each it waits until the ops it depends on have ended, until the host has
 issued it, and, if it holds SMs, until those are free; then it starts the op's activity in the pool, or comes
-to its meeting, and waits for the end. Only what has not happened yet is waited for.
+to its meeting, and waits for the end. Only what has not happened yet is waited for:
+
+    ready  =  the latest end of the op before it on the stream and of its waits
+    start  =  max(ready, issued), later if SMs to hold are not free
+    begin  =  start, or when the last party has come to the meeting
+    end    =  when the activity has ended
 
 A step of a rank begins when all its ops of the step before have ended: its host starts issuing then.
 """
@@ -10,18 +15,20 @@ A step of a rank begins when all its ops of the step before have ended: its host
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import numpy as np
 import simpy
 
-from emulator.plan.program import Op, Program
+from emulator.plan.program import Program
 from emulator.run.cost import MICRO_SM
 from emulator.run.errors import DeadlockError
-from emulator.run.lower import PER_DEVICE, SM, Lowered, Planned, lower
+from emulator.run.lower import Lowered, StreamPlan, lower
+from emulator.run.meetings import PER_DEVICE, SM
 from emulator.run.pool import Clock, Pool, Running
-from emulator.run.trace import Outcome, Trace
+from emulator.run.trace import Int64, Outcome, Trace
 
 Process = Generator[simpy.Event, None, None]
 Progress = Callable[[int, int], None]
@@ -29,6 +36,8 @@ Progress = Callable[[int, int], None]
 
 PROGRESS_EVENTS = 20_000
 """SimPy events between two calls of a progress function."""
+TIMES = 4
+"""What is noted of an op: ready, start, begin and end."""
 
 
 class _Meeting:
@@ -55,19 +64,21 @@ class _Join:
 class _Rank:
     """State of one rank class while it is played."""
 
-    def __init__(self, env: Clock, index: int, streams: dict[str, list[Planned]], steps: int) -> None:
+    def __init__(self, env: Clock, index: int, streams: dict[str, StreamPlan], steps: int) -> None:
         self.env = env
         self.index = index
         self.sm = index * PER_DEVICE + SM
         self.streams = streams
-        self.ended = [False] * sum(map(len, streams.values()))
+        self.ops = sum(len(plan.ops) for plan in streams.values())
+        self.ended = bytearray(self.ops)
         self.joins: dict[int, list[_Join]] = {}
-        self.host_began_ps = 0
+        self.began_ps: list[int] = []
+        """When the host began with each step."""
         self.running = 0
         self.go = [simpy.Event(env) for _ in range(steps)]
         self.over = [simpy.Event(env) for _ in range(steps)]
-        self.head: dict[str, Planned] = {}
-        self.spans: list[tuple[int, ...]] = []
+        self.times = {name: array("q") for name in streams}
+        """For each stream the times of its ops, in the order in which they ended."""
 
     def join(self, ops: list[int]) -> simpy.Event:
         """Event of the moment when all these ops have ended; none of them has yet."""
@@ -76,13 +87,17 @@ class _Rank:
             self.joins.setdefault(op, []).append(join)
         return join.event
 
-    def end(self, op: int) -> None:
-        """Note that an op has ended, and wake who waited for it last."""
-        self.ended[op] = True
-        for join in self.joins.pop(op, ()):
+    def wake(self, op: int) -> None:
+        """Wake who waited for this op last."""
+        for join in self.joins.pop(op):
             join.missing -= 1
             if not join.missing:
                 join.event.succeed()
+
+    @property
+    def spans(self) -> int:
+        """Ops that have ended so far, in all steps."""
+        return sum(map(len, self.times.values())) // TIMES
 
 
 class Recording(NamedTuple):
@@ -105,7 +120,8 @@ class Executor:
         self.recording = Recording(self.lowered, [])
         note = self.recording.levels
         self.pool = Pool(self.env, self.lowered.capacities, (lambda *e: note.append(e)) if audit else None)
-        self.meetings: dict[tuple[int, int], _Meeting] = {}
+        self.meetings: dict[int, _Meeting] = {}
+        """Those to which some, but not all have come."""
         self.ranks = [_Rank(self.env, c, s, steps) for c, s in enumerate(self.lowered.streams)]
         self.steps = steps
         self.unfinished = len(self.ranks)
@@ -118,8 +134,8 @@ class Executor:
         env = self.env
         for rank in self.ranks:
             env.process(self._host(rank))
-            for name, ops in rank.streams.items():
-                env.process(self._stream(rank, name, ops))
+            for name, stream in rank.streams.items():
+                env.process(self._stream(rank, stream, rank.times[name]))
         events = 0
         try:
             while not self.finished.triggered:
@@ -129,16 +145,16 @@ class Executor:
                     if self.finished.triggered:
                         break
                 if self.progress:
-                    in_all = sum(len(rank.ended) for rank in self.ranks) * self.steps
-                    self.progress(sum(len(rank.spans) for rank in self.ranks), in_all)
+                    in_all = sum(rank.ops for rank in self.ranks) * self.steps
+                    self.progress(sum(rank.spans for rank in self.ranks), in_all)
         except simpy.core.EmptySchedule:
             raise DeadlockError(env.now, self._blocked()) from None
         return self._trace(events, time.perf_counter() - began)
 
     def _host(self, rank: _Rank) -> Process:
         for go, over in zip(rank.go, rank.over, strict=True):
-            rank.host_began_ps = self.env.now
-            rank.ended = [False] * len(rank.ended)
+            rank.began_ps.append(self.env.now)
+            rank.ended = bytearray(rank.ops)
             rank.running = len(rank.streams)
             go.succeed()
             if rank.streams:
@@ -147,60 +163,60 @@ class Executor:
         if not self.unfinished:
             self.finished.succeed()
 
-    def _stream(self, rank: _Rank, name: str, ops: list[Planned]) -> Process:
-        env, pool, spans = self.env, self.pool, rank.spans
+    def _stream(self, rank: _Rank, plan: StreamPlan, times: array[int]) -> Process:
+        env, pool = self.env, self.pool
         for step in range(self.steps):
             yield rank.go[step]
-            ended, began = rank.ended, rank.host_began_ps
-            for op in ops:
-                rank.head[name] = op
-                op_index, waits, issue, activity, number, hold = op
+            ended, joins, began = rank.ended, rank.joins, rank.began_ps[step]
+            now = env.now
+            for op, waits, issue, activity, number, hold in zip(*plan, strict=True):
                 if waits:
                     blockers = [w for w in waits if not ended[w]]
                     if blockers:
                         yield rank.join(blockers)
-                ready = env.now
-                issued = began + issue
-                if issued > ready:
-                    yield env.timeout(issued - ready)
+                        now = env.now
+                ready, issued = now, began + issue
+                if issued > now:
+                    yield env.timeout(issued - now)
+                    now = issued
                 if hold:
                     free = pool.hold(rank.sm, hold)
                     if free:
                         yield free
-                start = begin = env.now
-                alone = 0
+                        now = env.now
+                start = begin = now
                 if activity:
-                    alone = activity.alone_ps
                     yield pool.start(activity)
+                    now = env.now
                 elif number >= 0:
-                    meeting = self._meet(rank, number, step)
+                    meeting = self._meet(rank, number)
                     yield meeting.done
-                    begin = meeting.begin_ps
-                    planned = self.lowered.meetings[number].activity
-                    alone = planned.alone_ps if planned else 0
+                    begin, now = meeting.begin_ps, env.now
                 if hold:
                     pool.release(rank.sm, hold)
-                rank.end(op_index)
-                spans.append((op_index, step, issued, ready, start, begin, env.now, alone))
+                ended[op] = True
+                if op in joins:
+                    rank.wake(op)
+                times.extend((ready, start, begin, now))
             rank.running -= 1
             if not rank.running:
                 rank.over[step].succeed()
-        del rank.head[name]
 
-    def _meet(self, rank: _Rank, number: int, step: int) -> _Meeting:
-        """Come to a meeting; the last to come starts what it is about."""
-        key = (number, step)
-        meeting = self.meetings.get(key)
+    def _meet(self, rank: _Rank, number: int) -> _Meeting:
+        """Come to a meeting; the last to come starts what it is about.
+
+        It is over before any of its parties can come to it again in the next step.
+        """
+        meeting = self.meetings.get(number)
         if meeting is None:
-            meeting = self.meetings[key] = _Meeting(self.env)
+            meeting = self.meetings[number] = _Meeting(self.env)
         meeting.arrived.append(rank.index)
         plan = self.lowered.meetings[number]
         if len(meeting.arrived) == len(plan.parties):
-            del self.meetings[key]
+            del self.meetings[number]
             meeting.begin_ps = self.env.now
-            activity = plan.activity
-            if activity:
-                self.pool.start(activity, meeting.done)
+            if plan.activity:
+                self.pool.start(plan.activity, meeting.done)
             else:
                 meeting.done.succeed()
         return meeting
@@ -209,47 +225,70 @@ class Executor:
         """Who waits for what, a line per stream that is not done."""
         lines = []
         for rank in self.ranks:
-            ops = self.program.templates[self.program.classes[rank.index].template].ops
-            for name, planned in rank.head.items():
-                if not rank.ended[planned.op_index]:
-                    reason = self._reason(rank, planned, ops)
-                    lines.append(f"{self._who(rank.index)} {name}: {ops[planned.op_index].name} {reason}")
+            for name, plan in rank.streams.items():
+                place = len(rank.times[name]) // TIMES
+                if len(rank.began_ps) * len(plan.ops) > place:
+                    head = place % len(plan.ops)
+                    op = self._op_name(rank, plan.ops[head])
+                    lines.append(f"{self._who(rank.index)} {name}: {op} {self._reason(rank, plan, head)}")
         return lines
 
     def _who(self, rank_class: int) -> str:
         return f"rank {self.program.classes[rank_class].members[0]}"
 
-    def _reason(self, rank: _Rank, planned: Planned, ops: tuple[Op, ...]) -> str:
-        blockers = [ops[w].name for w in planned.waits if not rank.ended[w]]
+    def _op_name(self, rank: _Rank, op: int) -> str:
+        return self.program.templates[self.program.classes[rank.index].template].op_name(op)
+
+    def _reason(self, rank: _Rank, plan: StreamPlan, head: int) -> str:
+        blockers = [self._op_name(rank, w) for w in plan.waits[head] if not rank.ended[w]]
         if blockers:
             return f"waits for {', '.join(blockers[:3])}"
-        for (number, _), meeting in self.meetings.items():
-            if number == planned.meeting:
-                plan = self.lowered.meetings[number]
-                if rank.index in meeting.arrived:
-                    missing = [self._who(party) for party in plan.parties if party not in meeting.arrived]
-                    return f"waits in {plan.name} for {', '.join(missing[:3])}"
-        if planned.hold:
-            return f"waits for {planned.hold / MICRO_SM:g} free SMs, or for a link without capacity"
+        meeting = self.meetings.get(plan.meeting[head])
+        if meeting and rank.index in meeting.arrived:
+            what = self.lowered.meetings[plan.meeting[head]]
+            missing = [self._who(party) for party in what.parties if party not in meeting.arrived]
+            return f"waits in {what.name} for {', '.join(missing[:3])}"
+        if plan.hold[head]:
+            return f"waits for {plan.hold[head] / MICRO_SM:g} free SMs, or for a link without capacity"
         return "runs on a resource without capacity"
 
     def _trace(self, events: int, wall_seconds: float) -> Trace:
-        rows = np.array([span for rank in self.ranks for span in rank.spans], dtype=np.int64).reshape(-1, 8)
-        counts = [len(rank.spans) for rank in self.ranks]
-        classes = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-        op_index, step, issued, ready, start, begin, end, alone = rows.T
+        """Put the times of all classes together: rows by class, step and op."""
+        counts = [rank.ops * self.steps for rank in self.ranks]
+        op_index = [np.tile(np.arange(rank.ops), self.steps) for rank in self.ranks]
+        step = [np.repeat(np.arange(self.steps), rank.ops) for rank in self.ranks]
+        issued, alone, times = zip(*map(self._columns, self.ranks), strict=True)
+        ready, start, begin, end = np.concatenate(times).T
         return Trace(
             program=self.program,
-            class_index=classes,
-            op_index=op_index,
-            step=step,
-            issued_ps=issued,
+            class_index=np.repeat(np.arange(len(counts)), counts),
+            op_index=np.concatenate(op_index),
+            step=np.concatenate(step),
+            issued_ps=np.concatenate(issued),
             ready_ps=ready,
             start_ps=start,
             begin_ps=begin,
             end_ps=end,
-            alone_ps=alone,
-            outcome=Outcome("complete", int(end.max()) if len(end) else 0),
+            alone_ps=np.concatenate(alone),
+            outcome=Outcome("complete", int(end.max(initial=0))),
             events=events,
             wall_seconds=wall_seconds,
         )
+
+    def _columns(self, rank: _Rank) -> tuple[Int64, Int64, Int64]:
+        """When each op was issued, how long it takes alone, and its times, steps one after the other."""
+        issue, alone = np.zeros(rank.ops, dtype=np.int64), np.zeros(rank.ops, dtype=np.int64)
+        times = np.empty((self.steps, rank.ops, TIMES), dtype=np.int64)
+        for name, plan in rank.streams.items():
+            issue[plan.ops] = plan.issue_ps
+            alone[plan.ops] = [
+                what.alone_ps if what else 0
+                for what in (
+                    activity or (self.lowered.meetings[number].activity if number >= 0 else None)
+                    for activity, number in zip(plan.activity, plan.meeting, strict=True)
+                )
+            ]
+            noted = np.frombuffer(rank.times[name], dtype=np.int64)
+            times[:, plan.ops] = noted.reshape(self.steps, len(plan.ops), TIMES)
+        issued = np.array(rank.began_ps, dtype=np.int64)[:, None] + issue
+        return issued.ravel(), np.tile(alone, self.steps), times.reshape(-1, TIMES)
