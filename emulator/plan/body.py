@@ -161,8 +161,9 @@ class Template:
         body = self.body
         columns = (body.name, body.stream, body.work, body.phase, body.microbatch, self.layer)
         lists = (body.waits, body.allocates, body.uses, body.frees)
-        number = [int(column[index]) for column in columns]
-        return self._op(*number, *[each.row(index) for each in lists])
+        name, stream, work, phase, microbatch, layer = (int(column[index]) for column in columns)
+        waits, allocates, uses, frees = (each.row(index) for each in lists)
+        return self._op(name, stream, work, phase, microbatch, layer, waits, allocates, uses, frees)
 
     def op_name(self, index: int) -> str:
         """Name of one op."""

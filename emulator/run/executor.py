@@ -22,13 +22,14 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
+from emulator.plan.body import Int64
 from emulator.plan.program import Program
 from emulator.run.cost import MICRO_SM
 from emulator.run.errors import DeadlockError
 from emulator.run.lower import Lowered, StreamPlan, lower
 from emulator.run.meetings import PER_DEVICE, SM
 from emulator.run.pool import Clock, Pool, Running
-from emulator.run.trace import Int64, Outcome, Trace
+from emulator.run.trace import Outcome, Trace
 
 Process = Generator[simpy.Event, None, None]
 Progress = Callable[[int, int], None]

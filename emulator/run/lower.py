@@ -136,8 +136,8 @@ class _Lowering:
             for stream, work in kind.placed_on:
                 own = kind.alone[work]
                 assert own
-                for resource, _, want in own.claims:
-                    self._most(c * PER_DEVICE + resource, (c, stream), want)
+                for resource, demand in own.demands:
+                    self._most(c * PER_DEVICE + resource, (c, stream), demand * own.bound)
         binding = {
             r
             for r, slots in self.most.items()
