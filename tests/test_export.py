@@ -16,6 +16,7 @@ from handmade import US, Timed, gpipe, job, timed, trace
 
 from emulator.plan.program import Collective, Fixed, Group, HostCopy, Kernel, Load, Transfer
 from emulator.report.export import check_streams, save_trace
+from emulator.report.kineto import EVENTS_A_BLOCK, RankEvents
 from emulator.run import run
 from emulator.run.trace import Trace
 
@@ -209,19 +210,31 @@ def test_the_same_trace_gives_the_same_bytes(tmp_path: Path, everything: Trace) 
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
-def test_a_hundred_thousand_spans_are_written_in_seconds(tmp_path: Path) -> None:
-    """About a second on the machine it was written on; the bound allows for a busy one."""
-    n = 100_000
+@pytest.fixture(scope="module")
+def long() -> Trace:
+    """A hundred thousand spans: one step, many times over."""
     a_trace = run(gpipe(1, 64, US, US), steps=1)
-    steps = n // len(a_trace)
+    steps = 100_000 // len(a_trace)
     c = a_trace.columns
     names = ("issued_ps", "ready_ps", "start_ps", "begin_ps", "end_ps")
     shift = np.repeat(np.arange(steps) * a_trace.end_ps, len(a_trace))
     times = {name: np.tile(getattr(c, name), steps) + shift for name in names}
     tiled = {name: np.tile(getattr(c, name), steps) for name in ("class_index", "op_index", "alone_ps")}
-    long = Trace(a_trace.program, step=np.repeat(np.arange(steps), len(a_trace)), **tiled, **times)
+    return Trace(a_trace.program, step=np.repeat(np.arange(steps), len(a_trace)), **tiled, **times)
+
+
+def test_a_hundred_thousand_spans_are_written_in_seconds(tmp_path: Path, long: Trace) -> None:
+    """Under a second on the machine it was written on; the bound allows for a busy one."""
     began = time.perf_counter()
-    save_trace(long, tmp_path / "t.json")
+    (file,) = save_trace(long, tmp_path / "t.json")
     took = time.perf_counter() - began
     print(f"{len(long)} spans in {took:.2f} s")
     assert took < 8
+    assert len(slices(file)) == len(long)
+
+
+def test_a_long_trace_is_never_in_memory_as_text(long: Trace) -> None:
+    """Events come a block at a time; a slice may bring an arrow along."""
+    sizes = [len(block) for block in RankEvents(long, 0, {0}, {}).blocks()]
+    assert sum(sizes) > 2 * len(long)
+    assert 0 < min(sizes) <= max(sizes) <= 2 * EVENTS_A_BLOCK
