@@ -12,14 +12,16 @@ import msgspec
 import numpy as np
 import pytest
 from random_programs import random_program
-from test_folding import assert_plays_the_same
+from test_folding import assert_plays_the_same, test_the_order_in_a_ring_does_not_leak_into_the_classes
 
-from emulator.plan import folding
-from emulator.plan.folding import _Graph, _numbered
+from emulator.plan import folding, loads
+from emulator.plan.folding import _Graph
+from emulator.plan.loads import GroupLoads
 from emulator.plan.program import Program
+from emulator.plan.refine import Column, Crowd
+from emulator.run import network
 from emulator.run.errors import DeadlockError
-from emulator.run.lower import _Lowering
-from emulator.spec.faults import left_of
+from emulator.spec.fabric import Fabric
 
 SEEDS = range(200, 320)
 
@@ -32,126 +34,167 @@ def mutant(patch: Callable[[Patch], None]) -> Callable[[Patch], None]:
     return patch
 
 
-def begin(patch: Patch, change: Callable[[_Graph], None]) -> None:
-    original = _Graph._begin
-
-    def begun(graph: _Graph, *rest: Any) -> None:
-        original(graph, *rest)
-        change(graph)
-
-    patch.setattr(_Graph, "_begin", begun)
-
-
 @mutant
 def one_member_loads_for_all(patch: Patch) -> None:
-    original = _Lowering._fluid
-    patch.setattr(
-        _Lowering, "_fluid", lambda self, wires, parties, slot: original(self, wires[:1], parties, slot)
-    )
+    original = network._together
+
+    def together(parts: list[Any], *rest: Any) -> Any:
+        return original([parts[0]._replace(members=parts[0].members[:1])], *rest)
+
+    patch.setattr(network, "_together", together)
 
 
 @mutant
 def a_class_does_not_contend_with_itself(patch: Patch) -> None:
     """On each link the most that one member puts there, not the sum."""
-    original = _Lowering._fluid
 
-    def fluid(self: _Lowering, wires: list[Any], parties: list[int], slot: tuple[object, ...]) -> Any:
-        most: dict[int, int] = {}
-        for wire in wires:
-            for link, demand in wire.demands:
-                most[link] = max(most.get(link, 0), demand)
-        first, *others = wires
-        own = {link for link, _ in first.demands}
-        rest = tuple((link, demand) for link, demand in most.items() if link not in own)
-        held = tuple((link, most[link]) for link in own)
-        wires = [msgspec.structs.replace(first, demands=held)]
-        if others:
-            wires.append(msgspec.structs.replace(first, demands=rest))
-        return original(self, wires, parties, slot)
+    def most(links: Any, demands: Any) -> Any:
+        found: dict[int, int] = {}
+        for link, demand in zip(links.tolist(), demands.tolist(), strict=True):
+            found[link] = max(found.get(link, 0), demand)
+        return tuple(sorted(found.items()))
 
-    patch.setattr(_Lowering, "_fluid", fluid)
+    patch.setattr(network, "_summed", most)
 
 
 @mutant
 def stage_dropped(patch: Patch) -> None:
-    def change(graph: _Graph) -> None:
-        slow = left_of(graph.program.job.faults, "straggler")
-        graph.ranks = _numbered(slow.get(rank, 1) for rank in range(len(graph.program.classes)))
+    original = _Graph._rank_beginning
 
-    begin(patch, change)
+    def beginning(graph: _Graph) -> Any:
+        seats = graph.seats
+        graph.seats = msgspec.structs.replace(seats, template=np.zeros_like(seats.template))
+        begun = original(graph)
+        graph.seats = seats
+        return begun
+
+    patch.setattr(_Graph, "_rank_beginning", beginning)
+
+
+def unknown(patch: Patch, fault: str) -> None:
+    original = folding.left_of
+    patch.setattr(folding, "left_of", lambda faults, kind: {} if kind == fault else original(faults, kind))
 
 
 @mutant
 def speed_dropped(patch: Patch) -> None:
-    def change(graph: _Graph) -> None:
-        graph.ranks = _numbered(seat.template for seat in graph.program.classes)
-
-    begin(patch, change)
+    unknown(patch, "straggler")
 
 
 @mutant
 def degraded_nic_dropped(patch: Patch) -> None:
-    def change(graph: _Graph) -> None:
-        graph.links = _numbered(graph.fabric.kind(link) for link in graph.link_ids.tolist())
-
-    begin(patch, change)
+    unknown(patch, "nic")
 
 
 @mutant
 def what_is_put_on_a_link_dropped(patch: Patch) -> None:
-    def change(graph: _Graph) -> None:
-        graph.loads = graph.loads._replace(tag=np.zeros_like(graph.loads.tag))
+    original = GroupLoads._what
+    patch.setattr(GroupLoads, "_what", lambda *args: np.minimum(original(*args), 0))
 
-    begin(patch, change)
+
+@mutant
+def loads_are_those_of_another_algorithm(patch: Patch) -> None:
+    original = loads.choose
+    patch.setattr(
+        loads, "choose", lambda kind, shape, size, _, *rest: original(kind, shape, size, "ring", *rest)
+    )
+
+
+@mutant
+def way_of_a_transfer_dropped(patch: Patch) -> None:
+    """Transfers begin alike, and see no links, whether they leave the node or not."""
+    original = folding.edges
+    neighbours_changed(patch, "edges", lambda _graph, each: each[:2])
+    patch.setattr(
+        folding, "edges", lambda *args: (e := original(*args))._replace(level=np.zeros_like(e.level))
+    )
+
+
+def neighbours_changed(
+    patch: Patch, family: str, change: Callable[[_Graph, list[Column | Crowd]], list[Column | Crowd]]
+) -> None:
+    name = f"_next_to_{family}"
+    original = getattr(_Graph, name)
+    patch.setattr(_Graph, name, lambda graph: change(graph, original(graph)))
 
 
 @mutant
 def groups_do_not_see_links(patch: Patch) -> None:
-    patch.setattr(_Graph, "_next_to_groups", lambda graph: [(graph.members, graph.ranks)])
+    neighbours_changed(patch, "groups", lambda _graph, each: each[:-1])
+
+
+@mutant
+def groups_do_not_see_members(patch: Patch) -> None:
+    neighbours_changed(patch, "groups", lambda _graph, each: each[-1:])
 
 
 @mutant
 def transfers_do_not_see_links(patch: Patch) -> None:
-    patch.setattr(
-        _Graph,
-        "_next_to_edges",
-        lambda graph: [(graph.sources, graph.ranks), (graph.targets, graph.ranks)],
-    )
+    neighbours_changed(patch, "edges", lambda _graph, each: each[:2])
 
 
 @mutant
 def links_see_nobody(patch: Patch) -> None:
-    patch.setattr(_Graph, "_next_to_links", lambda _graph: [])
+    neighbours_changed(patch, "links", lambda _graph, _each: [])
+
+
+@mutant
+def links_see_no_groups(patch: Patch) -> None:
+    neighbours_changed(patch, "links", lambda graph, each: [e for e in each if e.theirs is graph.edges])
+
+
+@mutant
+def links_see_no_transfers(patch: Patch) -> None:
+    neighbours_changed(patch, "links", lambda graph, each: [e for e in each if e.theirs is graph.groups])
 
 
 @mutant
 def ranks_do_not_see_groups(patch: Patch) -> None:
-    patch.setattr(
-        _Graph,
-        "_next_to_ranks",
-        lambda graph: [(graph.sources.turned(), graph.edges), (graph.targets.turned(), graph.edges)],
-    )
+    neighbours_changed(patch, "ranks", lambda graph, each: [e for e in each if e.theirs is graph.edges])
 
 
 @mutant
 def ranks_do_not_see_transfers(patch: Patch) -> None:
-    patch.setattr(_Graph, "_next_to_ranks", lambda graph: [(graph.members.turned(), graph.groups)])
+    neighbours_changed(patch, "ranks", lambda graph, each: [e for e in each if e.theirs is graph.groups])
 
 
 @mutant
 def one_round(patch: Patch) -> None:
-    patch.setattr(_Graph, "refine", lambda graph: graph._round())
+    patch.setattr(folding, "refine", lambda families: [family.refine() for family in families])
 
 
 @mutant
 def no_switch_link_binds(patch: Patch) -> None:
-    patch.setattr(_Graph, "_binding", lambda _graph, _ranks: set())
+    patch.setattr(loads, "may_bind", lambda _ranks, _fabric: [0, 1, 2, 3])
 
 
 @mutant
 def uplinks_never_bind(patch: Patch) -> None:
-    original = _Graph._binding
-    patch.setattr(_Graph, "_binding", lambda graph, ranks: original(graph, ranks) - {"leaf.up", "pod.up"})
+    original = loads.may_bind
+    patch.setattr(loads, "may_bind", lambda *args: [kind for kind in original(*args) if kind not in (4, 6)])
+
+
+@mutant
+def the_last_pod_never_binds(patch: Patch) -> None:
+    """Nor does the last leaf."""
+    build, way = GroupLoads.__init__, folding.routes
+
+    def last(fabric: Fabric) -> list[int]:
+        links = []
+        for end, switches in ((len(fabric), fabric.pods), (fabric.first_pod_link, fabric.leaves)):
+            links += [end - 2, end - 1] if switches > 1 else []
+        return links
+
+    def init(self: GroupLoads, *rest: Any) -> None:
+        build(self, *rest)
+        kept = ~np.isin(self.loads.link, last(self.fabric))
+        self.loads = type(self.loads)(*(column[kept] for column in self.loads))
+
+    def routes(of: Any, kinds: Any, fabric: Fabric) -> Any:
+        return [np.where(np.isin(link, last(fabric)), -1, link) for link in way(of, kinds, fabric)]
+
+    patch.setattr(GroupLoads, "__init__", init)
+    patch.setattr(folding, "routes", routes)
 
 
 def changed(patch: Patch, change: Callable[[Program], Program]) -> None:
@@ -198,3 +241,16 @@ def test_mutant_is_caught(name: str, monkeypatch: Patch) -> None:
 def test_what_is_not_mutated_survives(monkeypatch: Patch) -> None:
     """The control: nothing left out but the partition's own check."""
     play(monkeypatch)
+
+
+def test_a_ring_whose_order_leaks_is_caught(monkeypatch: Patch) -> None:
+    """Ranks that begin with their place in the ring: exact, and of no use."""
+    original = _Graph.__init__
+
+    def leaking(graph: _Graph, *rest: Any) -> None:
+        original(graph, *rest)
+        graph.ranks.begin_with([np.arange(len(graph.seats))])
+
+    monkeypatch.setattr(_Graph, "__init__", leaking)
+    with pytest.raises(AssertionError):
+        test_the_order_in_a_ring_does_not_leak_into_the_classes()

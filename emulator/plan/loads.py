@@ -1,0 +1,167 @@
+"""What the groups and transfers of a job put on links that may bind: for folding, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from emulator.plan.body import Template
+from emulator.plan.op import Collective, Transfer
+from emulator.plan.program import Group, Seats
+from emulator.plan.refine import first_of, numbered, pairs
+from emulator.plan.traffic import Placed, Traffic, pair_levels, placed
+from emulator.plan.tuning import choose
+from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric, Int64
+from emulator.spec.job import Job
+
+Moved = dict[tuple[str, int, str], Traffic]
+"""Traffic by kind, root and algorithm."""
+
+
+class Words:
+    """Numbers of what arrays cannot hold, in the order in which it first comes."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def __getitem__(self, word: Hashable) -> int:
+        return self._numbers.setdefault(word, len(self._numbers))
+
+
+class Edges(NamedTuple):
+    """Transfers from a rank to its peer of a name, one element each."""
+
+    name: Int64
+    """Place of the peer's name in the seats' columns."""
+    src: Int64
+    dst: Int64
+    level: Int64
+    """Index into PAIRS."""
+
+
+class Loads(NamedTuple):
+    """What groups put on links, one element for each group and link."""
+
+    group: Int64
+    link: Int64
+    what: Int64
+    """Number of the units of each of the group's collectives there."""
+
+
+def may_bind(ranks: int, fabric: Fabric) -> list[int]:
+    """Kinds of links, as indices of KINDS, that this many GPUs could fill.
+
+    Ports of GPUs always count; a leaf's or a pod's links do where the NICs beneath carry more.
+    """
+    kinds, gpus = list(range(LINKS_PER_GPU)), np.arange(ranks)
+    nic = fabric.capacities[KINDS.index("nic.out")]
+    for up, switches in ((KINDS.index("leaf.up"), fabric.leaves), (KINDS.index("pod.up"), fabric.pods)):
+        if switches > 1:
+            beneath = np.bincount(numbered(fabric.links_of(gpus, up)))
+            kinds += [up, up + 1] if int(beneath.max()) * nic > fabric.capacities[up] else []
+    return kinds
+
+
+def edges(templates: Sequence[Template], seats: Seats, fabric: Fabric) -> Edges:
+    """Every transfer from a rank to a peer, by name and then by rank; a receive is the other end of one."""
+    rows = [(np.zeros(0, dtype=np.int64),) * 3]
+    for place, (name, peer) in enumerate(seats.peers.items()):
+        sends = np.array([_sends(template, name) for template in templates], dtype=np.bool_)
+        src = np.flatnonzero(sends[seats.template])
+        rows.append((np.full(len(src), place), src, peer[src]))
+    name_, src, dst = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return Edges(name_, src, dst, pair_levels(src, dst, fabric))
+
+
+def _sends(template: Template, peer: str) -> bool:
+    transfers = (work for work in template.body.works if isinstance(work, Transfer))
+    return any(work.kind == "send" and work.peer == peer for work in transfers)
+
+
+def routes(of: Edges, kinds: Sequence[int], fabric: Fabric) -> list[Int64]:
+    """Link of each kind on the way of each edge, -1 where the route has none."""
+    columns = []
+    for kind in kinds:
+        end = of.dst if kind % 2 else of.src
+        # The node's switch, or the NIC, the leaf, the pod: each from its own level on.
+        passes = of.level == 0 if kind < 2 else of.level >= kind // 2
+        columns.append(np.where(passes & (of.src != of.dst), fabric.links_of(end, kind), -1))
+    return columns
+
+
+class GroupLoads:
+    """What latency and rates of groups depend on, and what they put on links."""
+
+    def __init__(
+        self, job: Job, templates: Sequence[Template], groups: Sequence[Group], seats: Seats, words: Words
+    ) -> None:
+        """Ask for what follows: `beginning` and `loads`."""
+        self.job, self.fabric, self.words = job, Fabric(job.cluster), words
+        self.kinds = may_bind(len(seats), self.fabric)
+        self.beginning = np.array([words[group.axis] for group in groups], dtype=np.int64)
+        """Equal for groups whose collectives have the same latency and rates."""
+        self.name = np.full(len(groups), -1, dtype=np.int64)
+        """Place in the seats' columns of the name that a group's first member has for it."""
+        rows = [(np.zeros(0, dtype=np.int64),) * 3]
+        for each in placed([group.ranks for group in groups], self.fabric) if groups else ():
+            first = each.members[:, 0]
+            for place, column in reversed(list(enumerate(seats.groups.values()))):
+                self.name[each.groups[column[first] == each.groups]] = place
+            known = pairs(self.name[each.groups] + 1, self.beginning[each.groups])
+            bound = pairs(seats.template[first], known)
+            for same in np.unique(first_of(bound)).tolist():
+                alike = np.flatnonzero(bound == bound[same])
+                name = [None, *seats.groups][int(self.name[each.groups[same]]) + 1]
+                works = _collectives(templates[int(seats.template[first[same]])], name)
+                key, moved = self._chosen(works, each)
+                here = each.groups[alike]
+                self.beginning[here] = words[int(self.beginning[here[0]]), key]
+                rows += self._loads(moved, here, each.members[alike])
+        self.loads = Loads(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+
+    def _chosen(self, works: Sequence[Collective], each: Placed) -> tuple[Hashable, Moved]:
+        """Size and profile of every collective of groups of one shape, and what they move."""
+        key: list[Hashable] = []
+        moved: Moved = {}
+        for work in works:
+            key.append((work.kind, work.root, work.bytes))
+            if work.bytes:
+                algorithm = self.job.collective_algorithm
+                chosen = choose(work.kind, each.shape, work.bytes, algorithm, self.fabric, work.root)
+                key.append((chosen.profile, chosen.protocol))
+                moved[work.kind, work.root, chosen.traffic.algorithm] = chosen.traffic
+        return tuple(key), moved
+
+    def _loads(self, moved: Moved, groups: Int64, members: Int64) -> list[tuple[Int64, Int64, Int64]]:
+        """Columns of Loads for groups that move the same, one row of members each."""
+        names = [(*name, i) for name, traffic in moved.items() for i in range(len(traffic.phases))]
+        units = [phase.units for traffic in moved.values() for phase in traffic.phases]
+        loads = []
+        for kind in self.kinds if units else ():
+            what = self._what(names, [matrix[kind] for matrix in units])
+            used = np.flatnonzero(what >= 0)
+            link = self.fabric.links_of(members[:, used], kind)
+            group, what = np.broadcast_arrays(groups[:, None], what[used])
+            loads.append((group.ravel(), link.ravel(), what.ravel()))
+        return loads
+
+    def _what(self, names: Sequence[Hashable], units: Sequence[Int64]) -> Int64:
+        """Number of what is put on each link, -1 for nothing; units: one row for each of the names."""
+        together = numbered(units[0])
+        for row in units[1:]:
+            together = pairs(together, row)
+        first = first_of(together)
+        number = np.full(len(together), -1, dtype=np.int64)
+        for place in np.unique(first).tolist():
+            here = [(name, int(row[place])) for name, row in zip(names, units, strict=True) if row[place]]
+            if here:
+                number[place] = self.words[tuple(here)]
+        return number[first]
+
+
+def _collectives(template: Template, group: str | None) -> list[Collective]:
+    """Distinct collectives of a template in the group of this name."""
+    works = template.body.works
+    return [work for work in works if isinstance(work, Collective) and work.group == group]
