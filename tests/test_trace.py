@@ -27,9 +27,10 @@ from emulator.plan.program import (
     Transfer,
 )
 from emulator.report import measure
+from emulator.report.audit import AuditError, audit
 from emulator.report.export import save_trace
 from emulator.report.memory import memory_by_stage
-from emulator.run import intervals, run
+from emulator.run import intervals, run, run_audited
 from emulator.run.op_index import axis_of, kind_of
 from emulator.run.trace import Outcome, Trace
 from emulator.spec.parallel import DataParallel
@@ -243,3 +244,26 @@ def test_interval_algebra_is_set_algebra(one: intervals.Int64, other: intervals.
     for merged in (a, intervals.intersection(a, b), intervals.difference(a, b)):
         assert (merged[:, 1] > merged[:, 0]).all()
         assert (merged[1:, 0] > merged[:-1, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "column", "says"),
+    [
+        ("1F0", "ready_ps", "1F0 did not wait for 1RECV_F0"),
+        ("0F1", "ready_ps", "0F1 did not wait for 0F0"),
+        ("0F1", "start_ps", "a span starts too early"),
+        ("0F1", "end_ps", "a span runs backwards"),
+    ],
+)
+def test_the_checker_sees_a_span_that_came_too_early(op: str, column: str, says: str) -> None:
+    """One picosecond is enough."""
+    a_trace, recording = run_audited(gpipe(2, 2, F, B, US // 10))
+    audit(a_trace, recording)
+    columns = {name: getattr(a_trace.columns, name).copy() for name in COLUMNS}
+    row = a_trace.where(name=op).rows[0]
+    columns[column][row] = columns["begin_ps"][row] - 1
+    with pytest.raises(AuditError, match=says):
+        audit(Trace(a_trace.program, **columns), recording)
+    less = {name: np.delete(values, row) for name, values in columns.items()}
+    with pytest.raises(AuditError, match="7 spans for 8 ops"):
+        audit(Trace(a_trace.program, **less), recording)
