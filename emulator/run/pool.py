@@ -6,10 +6,10 @@ Levels are max-min fair (`maxmin`); they change only where an activity starts or
 given back, on a resource that is contended, and they are solved once at the end of an instant in which that
 happened.
 
-A resource is *contended* while the activities on it, each at the level it would have alone and rounded up to
-whole units, together want more than what is not held. All others cannot bind, so activities that meet no
-contended resource run at the level they have alone and need no solve, and what must be solved together are
-activities connected through contended resources.
+A resource is *contended* while the activities on it, each at the level it would have alone, together want
+more than what is not held. All others cannot bind, so activities that meet no contended resource run at the
+level they have alone and need no solve, and what must be solved together are activities connected through
+contended resources.
 
 Lengths and levels count units of 2**-62. An activity ends at now + max(1, ceil((left - SLACK) / level)): late
 by less than a picosecond, early by at most SLACK, and nothing is lost, because what is left changes only when
@@ -18,110 +18,26 @@ the level does.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import NORMAL
 
+from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
+from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
+from emulator.run.crowd import FAR, Crowd, compiled, fits
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
-SLACK = 1 << (LEVEL_BITS - 16)
-"""Length that may be missing at an end: 2**-16 ps. A level that is a quotient rounded down loses less than
-one unit a picosecond: an activity that lasts up to 2**46 ps = 70 s, at whatever levels, does not end a whole
-picosecond late by it."""
 REMEMBERED = 256
 """Most activities of a solution that is kept: larger crowds hardly meet twice."""
-END_OF_INSTANT = EventPriority(2)
-"""SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
-
-Callbacks = list[Callable[[simpy.Event], None]]
-Demands = tuple[tuple[int, int], ...]
-"""(resource, units a second at level 1) pairs."""
-
-
-def ends_in_ps(left: int, level: int) -> int:
-    """Picoseconds until an activity with this much of its length left ends, at a positive level."""
-    return max(1, -((SLACK - left) // level))
-
-
-class Clock(simpy.Environment):
-    """SimPy's environment with a time that counts picoseconds: it starts at 0 and all delays are integers."""
-
-    if TYPE_CHECKING:
-        _now: int  # the same, without the call of a property
-
-        @property
-        def now(self) -> int:
-            """The time, in picoseconds."""
-
-
-class Activity:
-    """What takes time, as often as it is started: a latency, a length, and demands on resources.
-
-    demands: (resource, positive integer units a second at level 1) pairs, no resource twice; length: > 0, in
-    units of 2**-62 ps at level 1; bound: the level it has with nobody else there; delay_ps: the latency,
-    which passes before it touches any resource. alone_ps is how long all of it takes at the bound.
-    """
-
-    __slots__ = ("alone_ps", "bound", "claims", "delay_ps", "demands", "fluid_ps", "length", "serial")
-    _serials = count()
-
-    def __init__(self, demands: Demands, length: int, bound: int, delay_ps: int = 0) -> None:
-        self.demands = demands
-        self.length = length
-        self.bound = bound
-        self.delay_ps = delay_ps
-        self.serial = next(self._serials)
-        self.claims = tuple((r, demand, -(-demand * bound >> LEVEL_BITS)) for r, demand in demands)
-        self.fluid_ps = ends_in_ps(length, bound) if bound else 0
-        self.alone_ps = delay_ps + self.fluid_ps
-
-
-class Running(simpy.Event):
-    """An activity that has been started. It is the event of its own end, unless `done` was given for that."""
-
-    level = 0
-    since = -1  # it has not touched its resources yet
-    end = -1
-
-    def __init__(self, env: Clock, activity: Activity, done: simpy.Event | None, number: int) -> None:
-        self.env = env
-        self.callbacks = []
-        self.activity = activity
-        self.left = activity.length
-        self.done = done
-        self.number = number
-
-    @property
-    def demands(self) -> Demands:
-        """Those of the activity."""
-        return self.activity.demands
-
-    @property
-    def bound(self) -> int:
-        """That of the activity."""
-        return self.activity.bound
-
-
-class _Alarm(simpy.Event):
-    """Calls back after a delay; at once, but after everything else of this instant, if it is for its end."""
-
-    def __init__(
-        self,
-        env: Clock,
-        callbacks: Callbacks,
-        delay: int,
-        priority: EventPriority = NORMAL,
-    ) -> None:
-        self.env = env
-        self.callbacks = callbacks
-        self._ok, self._value = True, None
-        env.schedule(self, priority, delay)
+CROWD_SIZE = 64
+"""Activities that are solved together from which on compiled code is faster, by `make bench`."""
+PATIENCE = 20_000
+"""Activities levelled in components of that size before the compiler is loaded, which takes as long."""
 
 
 class Pool:
@@ -129,6 +45,7 @@ class Pool:
 
     capacities: integer units per second, one per resource. `audit`, if given, is called with (now, running,
     level) whenever a level changes and with level 0 at the end, so that a checker can replay the run.
+    crowd_size: a component of so many activities goes to compiled code, which gives the same numbers.
     """
 
     def __init__(
@@ -136,13 +53,14 @@ class Pool:
         env: Clock,
         capacities: Sequence[int],
         audit: Callable[[int, Running, int], None] | None = None,
+        crowd_size: int = CROWD_SIZE,
     ) -> None:
         self.env = env
         self.capacity = list(capacities)
         self.solves = 0
         self.ever_contended: set[int] = set()
         self._audit = audit
-        self._room = list(capacities)  # what is not held
+        self._room = [c << LEVEL_BITS for c in capacities]  # what is not held, in the solver's units
         self._wanted = [0] * len(self.capacity)
         self._users: list[dict[Running, int]] = [{} for _ in self.capacity]
         self._contended: set[int] = set()  # where more is wanted than there is room
@@ -154,6 +72,9 @@ class Pool:
         self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
+        self._crowd: Crowd | None = None
+        self._crowd_size = crowd_size if max(capacities, default=0) <= FULL else sys.maxsize
+        self._missed = 0
         self._on_time: Callbacks = [self._fire]
         self._at_end: Callbacks = [self._settle]
 
@@ -187,7 +108,7 @@ class Pool:
     def hold(self, resource: int, amount: int) -> simpy.Event | None:
         """Take a fixed part of a resource, first come first served: None if it fits now, else its event."""
         queue = self._holders.setdefault(resource, deque())
-        if not queue and amount <= self._room[resource]:
+        if not queue and amount << LEVEL_BITS <= self._room[resource]:
             self._take(resource, amount)
             return None
         assert amount <= self.capacity[resource], "a hold that can never fit"
@@ -198,13 +119,13 @@ class Pool:
         """Give back a held part; whoever waits and now fits holds it from this instant."""
         self._take(resource, -amount)
         queue = self._holders[resource]
-        while queue and queue[0][0] <= self._room[resource]:
+        while queue and queue[0][0] << LEVEL_BITS <= self._room[resource]:
             waiting, fits = queue.popleft()
             self._take(resource, waiting)
             fits.succeed()
 
     def _take(self, resource: int, amount: int) -> None:
-        self._room[resource] -= amount
+        self._room[resource] -= amount << LEVEL_BITS
         if self._wanted[resource] > self._room[resource] or resource in self._contended:
             self._changed[resource] = None
             self._settle_later()
@@ -212,7 +133,7 @@ class Pool:
     def _settle_later(self) -> None:
         if not self._settling:
             self._settling = True
-            _Alarm(self.env, self._at_end, 0, END_OF_INSTANT)
+            Alarm(self.env, self._at_end, 0, END_OF_INSTANT)
 
     def _enter(self, running: Running) -> None:
         """Put an activity on its resources; it runs at once if all of them have room for it."""
@@ -239,10 +160,14 @@ class Pool:
         """Take an activity off its resources; whoever calls sees to it that this is settled."""
         users, wanted, contended = self._users, self._wanted, self._contended
         for resource, _, want in running.activity.claims:
-            del users[resource][running]
+            users[resource].pop(running, None)  # a crowd's members are not there
             wanted[resource] -= want
             if resource in contended:
                 self._changed[resource] = None
+        if running.member >= 0:
+            assert self._crowd
+            self._crowd.leave(running)
+            self._changed[running.activity.claims[0][0]] = None  # to see who is next, contended or not
         if self._audit:
             self._audit(self.env.now, running, 0)
 
@@ -260,7 +185,12 @@ class Pool:
         """Level anew what the changes of this instant reach through contended resources."""
         self._settling = False
         changed, self._changed = self._changed, {}
-        reached, constraints = self._reached(changed)
+        reached, constraints, crowded = self._reached(changed)
+        if crowded or len(reached) >= self._crowd_size:
+            if self._settle_crowd(changed, reached):
+                self._arm()
+                return
+            reached, constraints, _ = self._reached(changed)
         now, audit = self.env._now, self._audit
         for running, level in zip(reached, self._levels(reached, constraints), strict=True):
             if level != running.level:
@@ -274,8 +204,11 @@ class Pool:
                     running.end = -1
         self._arm()
 
-    def _reached(self, changed: dict[int, None]) -> tuple[list[Running], list[int]]:
-        """Activities connected to a change through contended resources, and these resources."""
+    def _reached(self, changed: Iterable[int]) -> tuple[list[Running], list[int], bool]:
+        """Activities connected to a change through contended resources, and these resources.
+
+        A crowd is not entered, only noted: whatever is connected to it and not in it has changed as well.
+        """
         users, contended = self._users, self._contended
         for resource in changed:
             if self._wanted[resource] <= self._room[resource]:
@@ -285,15 +218,82 @@ class Pool:
                 self.ever_contended.add(resource)
         reached: dict[Running, None] = {}
         frontier = list(changed)
+        seen = set(frontier)
+        here = self._crowd.here if self._crowd else ()
+        crowded = False
         for resource in frontier:  # it grows as we go
+            if resource in here:
+                crowded = True
             for running in users[resource]:
                 if running not in reached:
                     reached[running] = None
                     for other, _, _ in running.activity.claims:
-                        if other in contended and other not in changed:
-                            changed[other] = None
+                        if other in contended and other not in seen:
+                            seen.add(other)
                             frontier.append(other)
-        return list(reached), [r for r in frontier if r in contended]
+        return list(reached), [r for r in frontier if r in contended], crowded
+
+    def _settle_crowd(self, changed: Iterable[int], reached: list[Running]) -> bool:
+        """Settle a crowd and those who were reached, as members of it; False if it is to be done without."""
+        crowd = self._crowd or self._new_crowd(len(reached))
+        if not crowd:
+            return False
+        self._crowd = crowd
+        now = self.env._now
+        few = 2 * (crowd.size + len(reached)) < self._crowd_size
+        if few or now >= FAR or not all(fits(running.activity) for running in reached):
+            self._disband(crowd)
+            return False
+        for resource in changed:
+            crowd.change(resource, self._room[resource], resource in self._contended)
+        before = dict(crowd.levels()) if self._audit else {}
+        ends, due = crowd.next, crowd.due_ps
+        for running in reached:
+            for resource, _, _ in running.activity.claims:
+                del self._users[resource][running]
+            if self._audit:
+                before[running] = running.level
+        if not crowd.join(reached, self._room, self._contended):
+            self._disband(crowd)
+            return False
+        told = crowd.settle(now)
+        self.solves += 1
+        if self._audit:
+            for running, level in crowd.levels():
+                if level != before[running]:
+                    self._audit(now, running, level)
+        if not told:
+            self._disband(crowd)
+            return False
+        if (crowd.next, crowd.due_ps) != (ends, due):
+            for running in ends:
+                running.end = -1
+        for running in crowd.next:
+            if running.end != crowd.due_ps:
+                self._await(running, crowd.due_ps)
+        return True
+
+    def _new_crowd(self, size: int) -> Crowd | None:
+        """A crowd to begin with, if there is a compiler and it is loaded or has been missed enough."""
+        if "emulator.run.compiled" not in sys.modules:
+            self._missed += size
+            if self._missed < PATIENCE:
+                return None
+        functions = compiled()
+        return Crowd(functions) if functions else None
+
+    def _disband(self, crowd: Crowd) -> None:
+        """Take the members of a crowd back."""
+        self._crowd = None
+        for running in crowd.disband():
+            for resource, demand, _ in running.activity.claims:
+                self._users[resource][running] = demand
+            if running.level:
+                if running.end == FAR:
+                    running.end = running.since + ends_in_ps(running.left, running.level)
+                self._await(running, running.end)
+            else:
+                running.end = -1
 
     def _levels(self, reached: list[Running], constraints: list[int]) -> list[int]:
         """Levels of activities that share no contended resource but these.
@@ -310,8 +310,7 @@ class Pool:
         levels = self._known.get(key)
         if levels is None:
             self.solves += 1
-            room = {r: self._room[r] << LEVEL_BITS for r in constraints}
-            solved = solve({r: self._users[r] for r in constraints}, room)
+            solved = solve({r: self._users[r] for r in constraints}, {r: self._room[r] for r in constraints})
             levels = [solved.get(running, running.activity.bound) for running in reached]
             if len(reached) <= REMEMBERED:
                 self._known[key] = levels
@@ -327,7 +326,7 @@ class Pool:
             for running in self._due[when]:
                 if running.end == when:
                     timers.append(when)
-                    _Alarm(self.env, self._on_time, when - self.env._now)
+                    Alarm(self.env, self._on_time, when - self.env._now)
                     return
             del self._due[heappop(times)]  # their levels have changed since: they are due at other times
 
@@ -358,34 +357,18 @@ class Pool:
             for running in begun:
                 self._enter(running)
             if ended:
-                _wake(ended)
+                wake(ended)
         if later:
             return
         if not self._changed:
             self._settling = False
             self._arm()
         elif env.peek() == now:
-            _Alarm(env, self._at_end, 0, END_OF_INSTANT)
+            Alarm(env, self._at_end, 0, END_OF_INSTANT)
         else:
             self._settle(_timer)
 
 
 _by_number = attrgetter("number")
-
-
-def _wake(events: list[simpy.Event]) -> None:
-    """Process events here and now, as SimPy would if it found them next in its queue."""
-    woken = 0
-    try:
-        for event in events:
-            woken += 1
-            event._ok, event._value = True, None
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
-            for callback in callbacks:
-                callback(event)
-    finally:
-        for event in events[woken:]:  # somebody stopped the simulation: they are next if it goes on
-            event.succeed()
-
 
 __all__ = ["FULL", "SLACK", "Activity", "Clock", "Demands", "Pool", "Running", "ends_in_ps"]
