@@ -165,19 +165,19 @@ def one_round(patch: Patch) -> None:
 
 @mutant
 def no_switch_link_binds(patch: Patch) -> None:
-    patch.setattr(loads, "may_bind", lambda _ranks, _fabric: [0, 1, 2, 3])
+    patch.setattr(folding, "may_bind", lambda _ranks, _fabric: [0, 1, 2, 3])
 
 
 @mutant
 def uplinks_never_bind(patch: Patch) -> None:
-    original = loads.may_bind
-    patch.setattr(loads, "may_bind", lambda *args: [kind for kind in original(*args) if kind not in (4, 6)])
+    original = folding.may_bind
+    patch.setattr(folding, "may_bind", lambda *args: [kind for kind in original(*args) if kind not in (4, 6)])
 
 
 @mutant
 def the_last_pod_never_binds(patch: Patch) -> None:
     """Nor does the last leaf."""
-    build, way = GroupLoads.__init__, folding.routes
+    put, way = GroupLoads.loads, folding.routes
 
     def last(fabric: Fabric) -> list[int]:
         links = []
@@ -185,15 +185,15 @@ def the_last_pod_never_binds(patch: Patch) -> None:
             links += [end - 2, end - 1] if switches > 1 else []
         return links
 
-    def init(self: GroupLoads, *rest: Any) -> None:
-        build(self, *rest)
-        kept = ~np.isin(self.loads.link, last(self.fabric))
-        self.loads = type(self.loads)(*(column[kept] for column in self.loads))
+    def onto(self: GroupLoads, kinds: Any) -> Any:
+        found = put(self, kinds)
+        kept = ~np.isin(found.link, last(self.fabric))
+        return type(found)(*(column[kept] for column in found))
 
     def routes(of: Any, kinds: Any, fabric: Fabric) -> Any:
         return [np.where(np.isin(link, last(fabric)), -1, link) for link in way(of, kinds, fabric)]
 
-    patch.setattr(GroupLoads, "__init__", init)
+    patch.setattr(GroupLoads, "loads", onto)
     patch.setattr(folding, "routes", routes)
 
 

@@ -16,7 +16,8 @@ unique max-min levels are equal and one member speaks for all. Links that can ne
 NICs of the job beneath a leaf or a pod stay, all together, within what its uplink carries.
 
 Everything is in columns over ranks, groups, edges or links. A port, the link of one GPU, has its users in
-columns; only groups and the links of leaves and pods have crowds.
+columns, if it is not left out as one that tells no more than its rank; only groups and the links of leaves
+and pods have crowds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.plan.body import Template
-from emulator.plan.loads import GroupLoads, Words, edges, routes
+from emulator.plan.loads import GroupLoads, Words, edges, may_bind, routes
 from emulator.plan.program import Folding, Group, Program, Seats
 from emulator.plan.refine import Column, Crowd, Family, lanes, numbered, pairs, refine
 from emulator.spec.fabric import LINKS_PER_GPU, Fabric, Int64
@@ -47,8 +48,7 @@ def folded(job: Job, templates: Sequence[Template], groups: Sequence[Group], sea
     graph = _Graph(job, templates, groups, seats)
     graph.refine()
     classes = tuple(seats.seat(members[0], members) for members in _members(graph.ranks.colours))
-    links = graph.link_ids
-    folding = Folding(seats, graph.groups.colours, links, links[graph.links.colours])
+    folding = Folding(seats, graph.groups.colours, *graph.link_classes())
     return Program(job, tuple(templates), classes, tuple(groups), folding)
 
 
@@ -70,18 +70,13 @@ class _Graph:
         self.job, self.seats, self.words = job, seats, Words()
         self.fabric = Fabric(job.cluster)
         self.group_loads = GroupLoads(job, templates, groups, seats, self.words)
-        self.loads = self.group_loads.loads
         self.edge_rows = edges(templates, seats, self.fabric)
-        # The transfers of a teaching world take the time that is given for them, whatever their way.
-        self.kinds = self.group_loads.kinds if job.fixed_times is None else []
-        self.routes = routes(self.edge_rows, self.kinds, self.fabric)
-        used = np.zeros(len(self.fabric) + 1, dtype=np.bool_)
-        for link in (self.loads.link, *self.routes):
-            used[link] = True
-        used[-1] = False  # where a route has no such link
-        self.link_ids = np.flatnonzero(used)
-        self.at = np.where(used, np.cumsum(used) - 1, -1)
-        """Index of each link; -1 for what no route has."""
+        kinds = may_bind(len(seats), self.fabric)
+        self.implied = [kind for kind in kinds if self._is_implied(kind)]
+        self.kinds = [kind for kind in kinds if kind not in self.implied]
+        self.loads = self.group_loads.loads(self.kinds)
+        self.routes = self._routes(self.kinds)
+        self.link_ids, self.at = self._used(self.loads.link, self.routes)
         self.ranks = Family(self._rank_beginning())
         self.groups = Family(self.group_loads.beginning)
         # Latency knows only whether a transfer leaves its node.
@@ -91,6 +86,37 @@ class _Graph:
         self.edges.neighbours = self._next_to_edges()
         self.links.neighbours = self._next_to_links()
         self.ranks.neighbours = self._next_to_ranks()
+
+    def _is_implied(self, kind: int) -> bool:
+        """Whether a port's colour would follow from that of its rank.
+
+        It does where no group tells its members' ports apart and no NIC is slower than the others: who
+        loads a port then follows from the groups and edges of the rank.
+        """
+        degraded = kind >= 2 and any(fault.kind == "nic" for fault in self.job.faults)
+        return kind < LINKS_PER_GPU and not degraded and self.group_loads.same_for_all(kind)
+
+    def _routes(self, kinds: Sequence[int]) -> list[Int64]:
+        """Links of each edge by kind; -1 for none."""
+        # The transfers of a teaching world take the time that is given for them, whatever their way.
+        return routes(self.edge_rows, kinds, self.fabric) if self.job.fixed_times is None else []
+
+    def _used(self, loaded: Int64, ways: Sequence[Int64]) -> tuple[Int64, Int64]:
+        """Links that somebody loads, ascending; and the index of each link among them, -1 for none."""
+        used = np.zeros(len(self.fabric) + 1, dtype=np.bool_)
+        for link in (loaded, *ways):
+            used[link] = True
+        used[-1] = False  # where a route has no such link
+        return np.flatnonzero(used), np.where(used, np.cumsum(used) - 1, -1)
+
+    def link_classes(self) -> tuple[Int64, Int64]:
+        """Links that may bind, ascending, and for each of them the first of its class."""
+        ports, _ = self._used(self.group_loads.loads(self.implied).link, self._routes(self.implied))
+        owner, kind = np.divmod(ports, LINKS_PER_GPU)
+        links = np.concatenate([ports, self.link_ids])
+        first = [LINKS_PER_GPU * self.ranks.colours[owner] + kind, self.link_ids[self.links.colours]]
+        order = np.argsort(links, kind="stable")
+        return links[order], np.concatenate(first)[order]
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -149,7 +175,7 @@ class _Graph:
             for lane in lanes(at[rows], rows, len(self.links)):
                 self.links.begin_with([np.append(what, -1)[lane]])
                 columns.append(Column(self.groups, np.append(group, -1)[lane]))
-        ports = [route for kind, route in zip(self.kinds, self.routes, strict=True) if kind < LINKS_PER_GPU]
+        ports = [route for kind, route in zip(self.kinds, self.routes, strict=False) if kind < LINKS_PER_GPU]
         for name in range(len(self.seats.peers)) if ports else ():
             edge = np.flatnonzero(self.edge_rows.name == name)
             owner = self.at[np.concatenate([port[edge] for port in ports])]

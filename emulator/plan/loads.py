@@ -91,20 +91,30 @@ def routes(of: Edges, kinds: Sequence[int], fabric: Fabric) -> list[Int64]:
     return columns
 
 
+class _Part(NamedTuple):
+    """Groups that put the same on their links."""
+
+    groups: Int64
+    members: Int64
+    """GPU numbers, one row for each group."""
+    what: Int64
+    """Numbers of what is put on links, shaped like the units of their traffic; -1 for nothing."""
+
+
 class GroupLoads:
     """What latency and rates of groups depend on, and what they put on links."""
 
     def __init__(
         self, job: Job, templates: Sequence[Template], groups: Sequence[Group], seats: Seats, words: Words
     ) -> None:
-        """Ask for what follows: `beginning` and `loads`."""
+        """Ask for what follows: attributes, and `loads`."""
         self.job, self.fabric, self.words = job, Fabric(job.cluster), words
-        self.kinds = may_bind(len(seats), self.fabric)
         self.beginning = np.array([words[group.axis] for group in groups], dtype=np.int64)
         """Equal for groups whose collectives have the same latency and rates."""
         self.name = np.full(len(groups), -1, dtype=np.int64)
         """Place in the seats' columns of the name that a group's first member has for it."""
-        rows = [(np.zeros(0, dtype=np.int64),) * 3]
+        self._parts: list[_Part] = []
+        self._numbers: dict[tuple[Hashable, ...], Int64] = {}
         for each in placed([group.ranks for group in groups], self.fabric) if groups else ():
             first = each.members[:, 0]
             for place, column in reversed(list(enumerate(seats.groups.values()))):
@@ -115,11 +125,31 @@ class GroupLoads:
                 alike = np.flatnonzero(bound == bound[same])
                 name = [None, *seats.groups][int(self.name[each.groups[same]]) + 1]
                 works = _collectives(templates[int(seats.template[first[same]])], name)
-                key, moved = self._chosen(works, each)
-                here = each.groups[alike]
-                self.beginning[here] = words[int(self.beginning[here[0]]), key]
-                rows += self._loads(moved, here, each.members[alike])
-        self.loads = Loads(*(np.concatenate(column) for column in zip(*rows, strict=True)))
+                self._add(works, each._replace(groups=each.groups[alike], members=each.members[alike]))
+
+    def _add(self, works: Sequence[Collective], each: Placed) -> None:
+        """Note groups of one shape that do the same."""
+        key, moved = self._chosen(works, each)
+        what = self._what(moved, len(each.shape))
+        port = what[:LINKS_PER_GPU]
+        alike = tuple(np.where(port.min(axis=1) == port.max(axis=1), port[:, 0], -2).tolist())
+        self.beginning[each.groups] = self.words[int(self.beginning[each.groups[0]]), key, alike]
+        self._parts.append(_Part(each.groups, each.members, what))
+
+    def same_for_all(self, kind: int) -> bool:
+        """Whether all members of each group put the same on links of this kind."""
+        return all(part.what[kind].min() == part.what[kind].max() for part in self._parts)
+
+    def loads(self, kinds: Sequence[int]) -> Loads:
+        """What groups put on links of these kinds."""
+        rows = [(np.zeros(0, dtype=np.int64),) * 3]
+        for groups, members, what in self._parts:
+            for kind in kinds:
+                used = np.flatnonzero(what[kind] >= 0)
+                link = self.fabric.links_of(members[:, used], kind)
+                group, here = np.broadcast_arrays(groups[:, None], what[kind][used])
+                rows.append((group.ravel(), link.ravel(), here.ravel()))
+        return Loads(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
     def _chosen(self, works: Sequence[Collective], each: Placed) -> tuple[Hashable, Moved]:
         """Size and profile of every collective of groups of one shape, and what they move."""
@@ -134,23 +164,21 @@ class GroupLoads:
                 moved[work.kind, work.root, chosen.traffic.algorithm] = chosen.traffic
         return tuple(key), moved
 
-    def _loads(self, moved: Moved, groups: Int64, members: Int64) -> list[tuple[Int64, Int64, Int64]]:
-        """Columns of Loads for groups that move the same, one row of members each."""
-        names = [(*name, i) for name, traffic in moved.items() for i in range(len(traffic.phases))]
-        units = [phase.units for traffic in moved.values() for phase in traffic.phases]
-        loads = []
-        for kind in self.kinds if units else ():
-            what = self._what(names, [matrix[kind] for matrix in units])
-            used = np.flatnonzero(what >= 0)
-            link = self.fabric.links_of(members[:, used], kind)
-            group, what = np.broadcast_arrays(groups[:, None], what[used])
-            loads.append((group.ravel(), link.ravel(), what.ravel()))
-        return loads
+    def _what(self, moved: Moved, ranks: int) -> Int64:
+        """Number of what is put on each link, shaped like the units; -1 for nothing."""
+        key = tuple(moved.items())
+        if key not in self._numbers:
+            names = [(*name, i) for name, traffic in moved.items() for i in range(len(traffic.phases))]
+            units = [phase.units.ravel() for traffic in moved.values() for phase in traffic.phases]
+            nothing = np.full(len(KINDS) * ranks, -1, dtype=np.int64)
+            number = self._number(names, units) if units else nothing
+            self._numbers[key] = number.reshape(len(KINDS), ranks)
+        return self._numbers[key]
 
-    def _what(self, names: Sequence[Hashable], units: Sequence[Int64]) -> Int64:
-        """Number of what is put on each link, -1 for nothing; units: one row for each of the names."""
-        together = numbered(units[0])
-        for row in units[1:]:
+    def _number(self, names: Sequence[Hashable], units: Sequence[Int64]) -> Int64:
+        """Number the columns of units, with one row for each of the names; -1 for nothing but zeros."""
+        together = np.zeros_like(units[0])
+        for row in units:
             together = pairs(together, row)
         first = first_of(together)
         number = np.full(len(together), -1, dtype=np.int64)

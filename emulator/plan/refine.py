@@ -95,9 +95,10 @@ class Family:
                 self.version += 1
 
     def is_equitable(self) -> bool:
-        """Whether all of one colour began with one, and have the same neighbours: exactly, without hashes."""
+        """Whether all of one colour began with one and have the same crowds: exactly, without hashes."""
         kept = np.array_equal(self.beginning, self.beginning[self.colours])
-        return kept and all(each.agrees(self.colours) for each in self.neighbours)
+        crowds = [each for each in self.neighbours if isinstance(each, Crowd)]
+        return kept and all(each.agrees(self.colours) for each in crowds)
 
 
 class Column:
@@ -111,11 +112,6 @@ class Column:
     def values(self, _colours: Int64) -> Int64:
         """Colour of each entity's neighbour."""
         return np.append(self.theirs.colours, -1)[self.index]
-
-    def agrees(self, colours: Int64) -> bool:
-        """Whether all of one colour have a neighbour of one colour."""
-        values = self.values(colours)
-        return np.array_equal(values, values[colours])
 
 
 class Crowd:
