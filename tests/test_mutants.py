@@ -150,7 +150,7 @@ def links_see_no_transfers(patch: Patch) -> None:
 
 @mutant
 def ranks_do_not_see_groups(patch: Patch) -> None:
-    neighbours_changed(patch, "ranks", lambda graph, each: [e for e in each if e.theirs is graph.edges])
+    neighbours_changed(patch, "ranks", lambda graph, each: [e for e in each if e.theirs is not graph.groups])
 
 
 @mutant

@@ -7,7 +7,7 @@ on, the kind of a link, its capacity and what groups put on it. In each round it
 neighbours, counted and not ordered (the order inside a ring must not leak), until no class splits any more:
 
     group   the colours of its members, and of the links it loads with what it puts on each
-    edge    its two ends, and the links of its route
+    edge    its two ends, and the links of its route; its ends see each other where it has no such links
     link    the groups and edges that load it
     rank    its groups and edges, each with the name it has for them
 
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.plan.body import Template
-from emulator.plan.loads import GroupLoads, Words, edges, may_bind, routes
+from emulator.plan.loads import Edges, GroupLoads, Words, edges, may_bind, routes
 from emulator.plan.program import Folding, Group, Program, Seats
 from emulator.plan.refine import Column, Crowd, Family, lanes, numbered, pairs, refine
 from emulator.spec.fabric import LINKS_PER_GPU, Fabric, Int64
@@ -70,12 +70,12 @@ class _Graph:
         self.job, self.seats, self.words = job, seats, Words()
         self.fabric = Fabric(job.cluster)
         self.group_loads = GroupLoads(job, templates, groups, seats, self.words)
-        self.edge_rows = edges(templates, seats, self.fabric)
+        self.transfers = edges(templates, seats, self.fabric)
         kinds = may_bind(len(seats), self.fabric)
         self.implied = [kind for kind in kinds if self._is_implied(kind)]
         self.kinds = [kind for kind in kinds if kind not in self.implied]
         self.loads = self.group_loads.loads(self.kinds)
-        self.routes = self._routes(self.kinds)
+        self.edge_rows, self.direct, self.routes = self._split(self._routes(self.kinds))
         self.link_ids, self.at = self._used(self.loads.link, self.routes)
         self.ranks = Family(self._rank_beginning())
         self.groups = Family(self.group_loads.beginning)
@@ -99,7 +99,15 @@ class _Graph:
     def _routes(self, kinds: Sequence[int]) -> list[Int64]:
         """Links of each edge by kind; -1 for none."""
         # The transfers of a teaching world take the time that is given for them, whatever their way.
-        return routes(self.edge_rows, kinds, self.fabric) if self.job.fixed_times is None else []
+        return routes(self.transfers, kinds, self.fabric) if self.job.fixed_times is None else []
+
+    def _split(self, ways: Sequence[Int64]) -> tuple[Edges, Edges, list[Int64]]:
+        """Transfers that come by links of the graph, those that do not, and the links of the former."""
+        coloured = np.zeros(len(self.transfers.src), dtype=np.bool_)
+        for way in ways:
+            coloured |= way >= 0
+        through, direct = (Edges(*(c[which] for c in self.transfers)) for which in (coloured, ~coloured))
+        return through, direct, [way[coloured] for way in ways]
 
     def _used(self, loaded: Int64, ways: Sequence[Int64]) -> tuple[Int64, Int64]:
         """Links that somebody loads, ascending; and the index of each link among them, -1 for none."""
@@ -188,10 +196,16 @@ class _Graph:
         return columns
 
     def _next_to_ranks(self) -> list[Column | Crowd]:
-        """Groups and edges, by their names."""
+        """Groups, edges, and other ends of transfers that have no colour, by their names."""
         columns = [Column(self.groups, column) for column in self.seats.groups.values()]
+        through, direct = self.edge_rows, self.direct
         for name in range(len(self.seats.peers)):
-            edge = np.flatnonzero(self.edge_rows.name == name)
-            for end in (self.edge_rows.src, self.edge_rows.dst):
+            edge = np.flatnonzero(through.name == name)
+            for end in (through.src, through.dst):
                 columns += [Column(self.edges, lane) for lane in lanes(end[edge], edge, len(self.seats))]
+            edge = np.flatnonzero(direct.name == name)
+            for own, other in ((direct.src, direct.dst), (direct.dst, direct.src)):
+                for lane in lanes(own[edge], edge, len(self.seats)):
+                    self.ranks.begin_with([np.append(direct.level.clip(max=1), -1)[lane]])
+                    columns.append(Column(self.ranks, np.append(other, -1)[lane]))
         return list(columns)
