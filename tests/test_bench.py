@@ -1,6 +1,8 @@
-"""How fast the executor is: ratios to bare SimPy, measured in the same run. Prints; asserts no times.
+"""How fast the emulator is: ratios to bare SimPy, measured in the same run. Prints; asserts no times.
 
-`make bench` runs it. Absolute figures depend on the machine, ratios much less.
+`make bench` runs it, writes the figures to plots/data/speed.json, and draws them. Absolute figures depend on
+the machine, ratios much less: a second here is shown beside what it would be where bare SimPy makes 1.2
+million timeouts a second.
 """
 
 from __future__ import annotations
@@ -8,42 +10,36 @@ from __future__ import annotations
 import cProfile
 import gc
 import io
+import json
+import os
 import pstats
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-import simpy
+from big_jobs import Case, simpy_timeouts
+from test_pool import G, play, star
 
 from emulator.plan import plan
 from emulator.plan.program import COMPUTE, Fixed, Kernel, Op, Program, RankClass, Template
+from emulator.report.export import save_trace
 from emulator.run import run
 from emulator.spec.cluster import Host, dgx_h100
 from emulator.spec.job import Job, Layout, Pipeline
 from emulator.spec.load import load_job
 from emulator.spec.model import model
+from plots import speed
 
 pytestmark = pytest.mark.bench
 
 REPEATS = 5
 OPS = 40_000
-
-
-def simpy_timeouts(count: int = 200_000) -> float:
-    """Timeouts a second of one process that yields them: the yardstick."""
-
-    def process(env: simpy.Environment) -> simpy.events.ProcessGenerator:
-        for _ in range(count):
-            yield env.timeout(1)
-
-    env = simpy.Environment()
-    env.process(process(env))
-    began = time.perf_counter()
-    env.run()
-    return count / (time.perf_counter() - began)
 
 
 def hand_made(*streams: list[Fixed | Kernel]) -> Program:
@@ -99,30 +95,134 @@ CASES: dict[str, Callable[[], Program]] = {
     "Llama 3 8B, FSDP, 64 ranks in 1 class": fsdp,
     "Llama 3 8B, FSDP, 64 ranks unfolded": fsdp_unfolded,
     "Llama 3 8B, GPipe 8 x 16": pipeline,
+    "Llama 3 405B, FSDP, 16,384 ranks in 16 classes": lambda: plan(Case().job()),
+    "Llama 3 405B, DDP, 16,384 ranks": lambda: plan(Case(sharding="ddp").job()),
 }
 
 
-def test_executor_speed(capsys: pytest.CaptureFixture[str]) -> None:
+def keep(part: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Put a part of the figures into the file that the picture and the README are drawn from."""
+    figures = json.loads(speed.FIGURES.read_text()) if speed.FIGURES.exists() else {}
+    figures[part] = rows
+    speed.FIGURES.parent.mkdir(exist_ok=True)
+    speed.FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n")
+
+
+def test_executor(capsys: pytest.CaptureFixture[str]) -> None:
     """Ops a second of each case against SimPy's timeouts a second, medians of interleaved repeats."""
-    lines = [f"{'case':40} {'ops':>8} {'ops/s':>10} {'SimPy timeouts/s':>17} {'ratio':>7} {'wall s':>7}"]
+    rows = []
     for name, make in CASES.items():
         program = make()
-        yard, speed, ops, wall = [], [], 0, []
-        for _ in range(REPEATS if name.startswith(("unc", "con")) else 3):
+        yard, rate, ops = [], [], 0
+        for _ in range(REPEATS):
             gc.collect()
             yard.append(simpy_timeouts())
-            began = time.perf_counter()
             trace = run(program)
-            wall.append(time.perf_counter() - began)
             ops = len(trace)
-            speed.append(ops / trace.wall_seconds)
-        ratio = statistics.median(y / s for y, s in zip(yard, speed, strict=True))
-        lines.append(
-            f"{name:40} {ops:8} {statistics.median(speed):10,.0f} {statistics.median(yard):17,.0f} "
-            f"  1/{ratio:4.1f} {statistics.median(wall):7.2f}"
+            rate.append(ops / trace.wall_seconds)
+        ratio = statistics.median(y / s for y, s in zip(yard, rate, strict=True))
+        rows.append(
+            {
+                "case": name,
+                "ops": ops,
+                "ops_per_second": statistics.median(rate),
+                "timeouts_per_second": statistics.median(yard),
+                "ratio": ratio,
+            }
         )
+    keep("executor", rows)
     with capsys.disabled():
-        print("\n" + "\n".join(lines))
+        print("\n" + speed.executor_table(rows))
+
+
+def alone(cases: Sequence[Case], repeats: int = 3) -> list[dict[str, Any]]:
+    """Measure each job in a process of its own."""
+    here = Path(__file__).parent
+    rows = []
+    for case in cases:
+        command = [
+            sys.executable,
+            str(here / "big_jobs.py"),
+            json.dumps(msgspec.to_builtins(case)),
+            str(repeats),
+        ]
+        done = subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(here.parent)},
+        )
+        rows.append(json.loads(done.stdout))
+    return rows
+
+
+def test_llama_3_405b(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step on 16,384 GPUs, planned, played and reported; with an uplink that binds; and on 131,072 GPUs."""
+    rows = alone(
+        [
+            Case(),
+            Case(sharding="ddp"),
+            Case(uplink=True),
+            Case(gpus=131_072),
+            Case(gpus=131_072, sharding="ddp"),
+        ]
+    )
+    keep("jobs", rows)
+    with capsys.disabled():
+        print("\n" + speed.job_table(rows))
+
+
+def test_growth(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds over ranks (flat), microbatches and layers (linear)."""
+    parts = {
+        "ranks": [Case(gpus=gpus) for gpus in (1024, 4096, 16_384, 65_536, 131_072)],
+        "microbatches": [Case(microbatches=m) for m in (4, 8, 16, 32, 64)],
+        "layers": [Case(layers=layers) for layers in (32, 64, 126, 256, 512)],
+    }
+    for part, cases in parts.items():
+        rows = alone(cases, repeats=2)
+        keep(part, rows)
+        with capsys.disabled():
+            print(f"\nover {part}:\n" + speed.job_table(rows))
+
+
+def test_flow_sharing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Flows a second of many flows that share links, as in the tables (tests/data)."""
+    rows = []
+    for name in ("star_1000", "star_3000"):
+        flows = star(f"{name}.txt")
+        play([50 * G] * 256, flows[:300])  # what is compiled or loaded once is not a flow's time
+        yard, seconds = [], []
+        for _ in range(3):
+            yard.append(simpy_timeouts())
+            began = time.perf_counter()
+            play([50 * G] * 256, flows)
+            seconds.append(time.perf_counter() - began)
+        rows.append(
+            {
+                "case": name,
+                "flows": len(flows),
+                "flows_per_second": len(flows) / statistics.median(seconds),
+                "timeouts_per_second": statistics.median(yard),
+            }
+        )
+    keep("flows", rows)
+    with capsys.disabled():
+        print("\n" + speed.flow_table(rows))
+
+
+def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace of some 90,000 spans written as the viewers read it."""
+    trace = run(plan(Case().job()))
+    seconds = []
+    for name in ("trace.json", "trace.json.gz"):
+        began = time.perf_counter()
+        save_trace(trace, tmp_path / name)
+        seconds.append((name, time.perf_counter() - began, (tmp_path / name).stat().st_size))
+    with capsys.disabled():
+        for name, took, size in seconds:
+            print(f"\nexport of {len(trace):,} spans: {name} {took:.2f} s, {size / 1e6:.1f} MB")
 
 
 @pytest.mark.parametrize("name", list(CASES)[:3])
@@ -136,28 +236,3 @@ def test_where_the_time_goes(name: str, capsys: pytest.CaptureFixture[str]) -> N
     with capsys.disabled():
         print(f"\n{name}")
         print("\n".join(line for line in text.getvalue().splitlines()[4:] if line.strip()))
-
-
-def test_planning_and_export_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from emulator.report import measure
-    from emulator.report.export import save_trace
-
-    job = load_job("llama3_8b_fsdp64", [])
-    times = {}
-    began = time.perf_counter()
-    program = plan(job)
-    times["plan"] = time.perf_counter() - began
-    began = time.perf_counter()
-    trace = run(program)
-    times["run"] = time.perf_counter() - began
-    began = time.perf_counter()
-    measure(trace)
-    times["measure"] = time.perf_counter() - began
-    began = time.perf_counter()
-    save_trace(trace, tmp_path / "trace.json")
-    times["export"] = time.perf_counter() - began
-    with capsys.disabled():
-        print(
-            f"\nLlama 3 8B on 64 ranks, {len(trace):,} spans: "
-            + ", ".join(f"{k} {v:.2f} s" for k, v in times.items())
-        )
