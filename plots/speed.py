@@ -44,7 +44,8 @@ def executor_table(rows: Sequence[Row]) -> str:
 def job_table(rows: Sequence[Row]) -> str:
     """Seconds and memory of whole jobs, by part."""
     lines = [
-        "| job | ranks | classes | spans | plan | lower | run | report | total s | at 1.2 M timeouts/s | peak MB |",
+        "| job | ranks | classes | spans | plan | lower | run | report | total s | "
+        "at 1.2 M timeouts/s | peak MB |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:

@@ -1,6 +1,6 @@
-"""Jobs on 1,024 to 131,072 GPUs, each measured in a process of its own:
-`python tests/big_jobs.py '{"gpus": 16384}' 3` does it three times.
+"""Jobs on 1,024 to 131,072 GPUs, each measured in a process of its own.
 
+`python tests/big_jobs.py '{"gpus": 16384}' 3` does one of them three times.
 Prints one line of JSON: what was emulated, the seconds of each part, the most memory, and how many timeouts a
 second bare SimPy made before and after, on the same core.
 """
@@ -89,6 +89,7 @@ def measured(case: Case, repeats: int = 3) -> dict[str, object]:
         for name, start, end in zip(parts, (*edges[:-1], began), (*edges[1:], ended), strict=True):
             parts[name].append(end - start)
         yard.append(simpy_timeouts())
+    contended = [executor.lowered.resource_names[r] for r in sorted(executor.pool.ever_contended)]
     return {
         "case": msgspec.to_builtins(case),
         "ranks": program.ranks,

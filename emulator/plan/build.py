@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from emulator.plan import folding
 from emulator.plan import stage as stages_of
 from emulator.plan.body import Body, Int64, Template
 from emulator.plan.data_parallel import TIED
-from emulator.plan.folding import fold
 from emulator.plan.memory import is_sharded
 from emulator.plan.program import Group, Program, Seats
 from emulator.plan.schedule import Actions, schedule, validate
@@ -37,8 +37,9 @@ def plan(job: Job, folded: bool = True) -> Program:
         NEXT: np.where(pp < layout.pp - 1, ranks + stride, -1),
     }
     seats = Seats(template, bound, peers)
-    program = Program(job, templates, tuple(seats.seat(rank) for rank in range(len(seats))), groups)
-    return fold(program) if folded else program
+    if folded:
+        return folding.folded(job, templates, groups, seats)
+    return Program(job, templates, tuple(seats.seat(rank) for rank in range(len(seats))), groups)
 
 
 def _templates(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -59,7 +60,7 @@ class Piece(msgspec.Struct, frozen=True):
     """What its ops are called, their label in the place of %s: l3.gate.F.mb0, or 2F0 in a teaching world."""
 
 
-class Unit(msgspec.Struct, frozen=True):
+class Unit(msgspec.Struct, frozen=True, dict=True):
     """Parameters that are unsharded, reduced and updated together."""
 
     name: str
@@ -67,7 +68,7 @@ class Unit(msgspec.Struct, frozen=True):
     """Counted from the stage's first one; -1: none."""
     parameters: tuple[Parameter, ...]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of parameters."""
         return sum(parameter.count for parameter in self.parameters)
