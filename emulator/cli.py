@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -156,16 +157,19 @@ def _run(
         {"JOB": job, "--json": json_file, "--trace": trace_file, "--timeline": timeline_file},
     )
     overrides = [*(sets or []), *([f"steps={steps}"] if steps is not None else [])]
-    program = plan(load_job(job, overrides), folded=not no_fold)
+    spec = load_job(job, overrides)
+    began = time.perf_counter()
+    program = plan(spec, folded=not no_fold)
     memory = memory_by_stage(program)
     if not memory.fits and not ignore_memory:
-        _write_report(unmeasured(program, "not run", memory.verdict()), json_file)
+        _write_report(unmeasured(program, "not run", memory.verdict(), began), json_file)
         return 1
     try:
         trace = _played(program)
     except DeadlockError as error:
-        _write_report(unmeasured(program, "deadlock", str(error)), json_file)
+        _write_report(unmeasured(program, "deadlock", str(error), began), json_file)
         return 1
+    report = measure(trace, began)
     if trace_file:
         save_trace(trace, trace_file)
     if timeline_file:
@@ -173,7 +177,6 @@ def _run(
         from emulator.report.plot import timeline
 
         timeline(trace, timeline_file)
-    report = measure(trace)
     _write_report(report, json_file)
     return 0 if ignore_memory or report.memory.fits else 1
 
@@ -218,15 +221,21 @@ def _show(
             "--schedule", metavar="FILE.csv", help="Write the schedule as torch's compute-only CSV."
         ),
     ] = None,
+    rank: Annotated[
+        int,
+        typer.Option("--rank", metavar="R", parser=_whole_number, help="Whose streams and class to print."),
+    ] = 0,
 ) -> int:
-    """Print the Program: the schedule grid, one rank's streams, groups and classes."""
+    """Print the Program: the schedule grid, one rank's streams and class, groups and classes."""
     _check_target("--schedule", schedule_file, (".csv",))
     program = plan(load_job(job, sets or []))
+    if not 0 <= rank < program.ranks:
+        raise JobError(f"--rank {rank}: the job has ranks 0 to {program.ranks - 1}")
     if schedule_file:
         spec = program.job
         rows = grid(schedule(spec.pipeline.schedule, spec.layout.pp, spec.microbatches))
         _write(Path(schedule_file), to_csv(rows))
-    _print(show_program(program))
+    _print(show_program(program, rank=rank))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,9 +52,10 @@ def simulate(job: Job, ignore_memory: bool = False) -> Result:
     Raises DoesNotFitError before anything is played if the job cannot fit in device memory, unless
     `ignore_memory`; DeadlockError if the run comes to rest with ops left.
     """
+    began = time.perf_counter()
     program = plan(job)
     memory = memory_by_stage(program)
     if not memory.fits and not ignore_memory:
         raise DoesNotFitError(memory.verdict())
     trace = run(program)
-    return Result(measure(trace), trace, program)
+    return Result(measure(trace, began), trace, program)

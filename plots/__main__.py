@@ -17,6 +17,7 @@ NAMES = (
     "gpipe",
     "bubble",
     "accuracy",
+    "speed",
 )
 
 

@@ -1,7 +1,8 @@
 """How long a step of Llama 3 405B's layers takes to emulate, over ranks, microbatches and layers.
 
 One should see that ranks cost nothing beyond planning (two orders of magnitude more of them, the same run
-time), and that microbatches and layers, which are events, cost in proportion. Beside it stand two tools of the field.
+time), and that microbatches and layers, which are events, cost in proportion. Beside it stand two tools of
+the field.
 
 The figures are those of the last `make bench` (plots/data/speed.json), on whatever machine it ran.
 """

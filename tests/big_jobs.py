@@ -96,9 +96,7 @@ def measured(case: Case, repeats: int = 3) -> dict[str, object]:
         "classes": len(program.classes),
         "spans": len(trace),
         "events": trace.events,
-        "contended_links": sum(
-            "pod" in executor.lowered.resource_names[r] for r in executor.pool.ever_contended
-        ),
+        "full": [name for name in contended if name.startswith("pod")],
         "step_seconds": report.step_seconds,
         "seconds": {name: statistics.median(values) for name, values in parts.items()},
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -312,6 +312,19 @@ def test_check_says_whether_it_fits(gpipe: str, capsys: Capture) -> None:
     assert "\ndoes not fit: stage 0 needs" in capsys.readouterr().out
 
 
+def test_show_says_who_is_in_the_class_of_a_rank(gpipe: str, capsys: Capture) -> None:
+    """A job of four stages, with and without two replicas; a rank that is not there is refused."""
+    assert main(["show", gpipe, "--rank", "3"]) == 0
+    assert "rank 3 is in class 3, alone" in capsys.readouterr().out
+    replicas = ["--set", "layout.dp_shard=2", "--set", "global_batch=8"]
+    assert main(["show", gpipe, *replicas, "--rank", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 5 is in class 1, with 1 other: 1" in out
+    assert "rank 5 (stage1" in out
+    assert main(["show", gpipe, "--rank", "4"]) == 2
+    assert capsys.readouterr().err == "error: --rank 4: the job has ranks 0 to 3\n"
+
+
 def test_show_writes_the_schedule_as_torch_does(gpipe: str, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "gpipe.csv"
     assert main(["show", gpipe, "--schedule", str(path)]) == 0

@@ -73,6 +73,10 @@ def _streams(program: Program, rank: int, most: int | None) -> Iterator[str]:
     seat = program.seat(rank)
     template = program.templates[seat.template]
     peers = "".join(f", {name} is rank {peer}" for name, peer in sorted(seat.peers.items()))
+    number, mine = next((c, each) for c, each in enumerate(program.classes) if rank in each.members)
+    others = [member for member in mine.members if member != rank]
+    alike = f", with {counted(len(others), 'other')}: {_ranks(others)}" if others else ", alone"
+    yield _cut(f"rank {rank} is in class {number}{alike}")
     yield f"rank {rank} ({template.name}{peers}), ops in the order of each stream:"
     for stream in template.streams:
         ops = [op for op in template.ops if op.stream == stream]
