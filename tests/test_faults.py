@@ -18,7 +18,7 @@ from emulator.run.trace import Trace
 from emulator.spec.cluster import dgx_h100, llama3_24k
 from emulator.spec.faults import Fault
 from emulator.spec.job import DataParallel, FixedTimes, Job, Layout, Pipeline
-from emulator.spec.model import Model, model
+from emulator.spec.model import Model
 
 SLOW = Fault(kind="straggler", rank=3, factor=0.8)
 SMALL = Model(name="small", layers=3, hidden=4096, ffn_hidden=14336, heads=32, kv_heads=8, vocab=32000)
@@ -118,16 +118,46 @@ def test_a_slow_stage_costs_its_delay_for_every_microbatch(microbatches: int) ->
     assert account(trace, rank=1).fault == 2 * microbatches * 10**12 // 4
 
 
-@pytest.mark.parametrize("ranks", [64, 2048])
-def test_one_straggler_costs_the_same_at_any_scale(ranks: int) -> None:
-    """Where the network does not bind, one of 2,048 ranks slows all as one of 64 does."""
+def stages_of_four(ranks: int, sharding: str, *faults: Fault) -> Job:
+    """Four stages of a layer each on the Llama 3 cluster, as large as it must be."""
+    axis = "dp_shard" if sharding == "fsdp" else "dp_replicate"
+    return job(
+        *faults,
+        ranks=ranks,
+        model=msgspec.structs.replace(SMALL, layers=4),
+        cluster=llama3_24k(nodes=ranks // 8),
+        seq_len=8192,
+        layout=Layout(pp=4, **{axis: ranks // 4}),
+        pipeline=Pipeline("gpipe"),
+        data_parallel=DataParallel(sharding=sharding, reshard_after_forward=False),  # type: ignore[arg-type]
+    )
 
-    def end(*faults: Fault) -> int:
-        part = msgspec.structs.replace(model("llama3-8b"), layers=2)
-        a_job = job(
-            *faults, ranks=ranks, model=part, cluster=llama3_24k(), seq_len=8192, contention=False,
-            data_parallel=DataParallel(sharding="fsdp", reshard_after_forward=False),
-        )  # fmt: skip
-        return run(plan(a_job)).end_ps
 
-    assert end(Fault(kind="straggler", rank=ranks - 5, factor=0.8)) / end() == pytest.approx(1.2, abs=0.04)
+def cost_of_a_straggler(ranks: int, sharding: str, folded: bool) -> tuple[int, float]:
+    """What one straggler adds to the step, and the step with it over the step without."""
+    slow = plan(stages_of_four(ranks, sharding, Fault(kind="straggler", rank=ranks - 5, factor=0.8)), folded)
+    sound = plan(stages_of_four(ranks, sharding), folded)
+    with_it, without = run(slow), run(sound).end_ps
+    if folded:
+        # Its own pipeline's four ranks are apart from those of all the other pipelines.
+        assert measure(with_it).emulation.classes == 8
+        assert with_it.members(ranks - 5) == (ranks - 5,)
+        assert len(with_it.members(3)) == ranks // 4 - 1
+    return with_it.end_ps - without, with_it.end_ps / without
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "ddp"])
+def test_one_straggler_costs_the_same_at_any_scale(sharding: str) -> None:
+    """One among 16,384 and one among 131,072 ranks cost what one of 64 does, each of these played alone.
+
+    The delay is the same but for what the longer rings' latencies leave of overlap. So is the slowdown with
+    ddp; with fsdp the step itself grows by these latencies.
+    """
+    delay, slowdown = cost_of_a_straggler(64, sharding, folded=False)
+    assert 1.1 < slowdown < 1 / 0.8
+    assert cost_of_a_straggler(64, sharding, folded=True) == (delay, slowdown)
+    for ranks in (16_384, 131_072):
+        far_delay, far_slowdown = cost_of_a_straggler(ranks, sharding, folded=True)
+        assert far_delay == pytest.approx(delay, rel=0.005)
+        if sharding == "ddp":
+            assert far_slowdown == pytest.approx(slowdown, rel=0.002)
