@@ -27,10 +27,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.plan.body import Template
-from emulator.plan.loads import Edges, GroupLoads, Words, edges, may_bind, routes
+from emulator.plan.loads import Edges, GroupLoads, Words, edges, may_bind, routes, who_passes
 from emulator.plan.program import Folding, Group, Program, Seats
 from emulator.plan.refine import Column, Crowd, Family, lanes, numbered, pairs, refine
-from emulator.spec.fabric import LINKS_PER_GPU, Fabric, Int64
+from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric, Int64
 from emulator.spec.faults import left_of
 from emulator.spec.job import Job
 
@@ -119,12 +119,16 @@ class _Graph:
 
     def link_classes(self) -> tuple[Int64, Int64]:
         """Links that may bind, ascending, and for each of them the first of its class."""
-        ports, _ = self._used(self.group_loads.loads(self.implied).link, self._routes(self.implied))
-        owner, kind = np.divmod(ports, LINKS_PER_GPU)
-        links = np.concatenate([ports, self.link_ids])
-        first = [LINKS_PER_GPU * self.ranks.colours[owner] + kind, self.link_ids[self.links.colours]]
-        order = np.argsort(links, kind="stable")
-        return links[order], np.concatenate(first)[order]
+        first = np.full(len(self.fabric), -1, dtype=np.int64)
+        first[self.link_ids] = self.link_ids[self.links.colours]
+        for kind in self.implied:
+            used = self.group_loads.who_loads(kind)
+            if self.job.fixed_times is None:
+                used = np.concatenate([used, who_passes(self.transfers, kind)])
+            ports = self.fabric.links_of(self.ranks.colours[used], kind)
+            first[self.fabric.links_of(used, kind)] = ports
+        links = np.flatnonzero(first >= 0)
+        return links, first[links]
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -142,22 +146,18 @@ class _Graph:
 
     def _rank_beginning(self) -> Int64:
         """What a rank does, and how fast its device is."""
-        speed = np.zeros(len(self.seats), dtype=np.int64)
+        known = self.seats.template.copy()
         for rank, left in left_of(self.job.faults, "straggler").items():
-            speed[rank] = 1 + self.words[left]
-        return pairs(self.seats.template, speed)
+            known[rank] = -1 - self.words[known[rank], left]
+        return known - int(known.min())
 
     def _link_beginning(self) -> Int64:
         """Of what kind a link is, and what is left of its capacity."""
-        links, fabric = self.link_ids, self.fabric
-        way = (links - fabric.first_leaf_link) % 2
-        switch = LINKS_PER_GPU + 2 * (links >= fabric.first_pod_link) + way
-        kind = np.where(links < fabric.first_leaf_link, links % LINKS_PER_GPU, switch)
-        left = np.zeros(len(links), dtype=np.int64)
-        for rank, degraded in left_of(self.job.faults, "nic").items():
+        fabric, known = self.fabric, self.fabric.kinds()
+        for rank, left in left_of(self.job.faults, "nic").items():
             for nic in (fabric.gpu_link(rank, "nic.out"), fabric.gpu_link(rank, "nic.in")):
-                left[links == nic] = 1 + self.words[degraded]
-        return pairs(kind, left)
+                known[nic] = len(KINDS) + self.words[known[nic], left]
+        return known[self.link_ids]
 
     def _next_to_groups(self) -> list[Column | Crowd]:
         """Members by the name they have for the group, and links by what it puts on them."""

@@ -6,11 +6,12 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from emulator.plan.body import Template
 from emulator.plan.op import Collective, Transfer
 from emulator.plan.program import Group, Seats
-from emulator.plan.refine import first_of, numbered, pairs
+from emulator.plan.refine import first_of, pairs
 from emulator.plan.traffic import Placed, Traffic, pair_levels, placed
 from emulator.plan.tuning import choose
 from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric, Int64
@@ -59,7 +60,8 @@ def may_bind(ranks: int, fabric: Fabric) -> list[int]:
     nic = fabric.capacities[KINDS.index("nic.out")]
     for up, switches in ((KINDS.index("leaf.up"), fabric.leaves), (KINDS.index("pod.up"), fabric.pods)):
         if switches > 1:
-            beneath = np.bincount(numbered(fabric.links_of(gpus, up)))
+            links = fabric.links_of(gpus, up)
+            beneath = np.bincount(links - links[0])
             kinds += [up, up + 1] if int(beneath.max()) * nic > fabric.capacities[up] else []
     return kinds
 
@@ -85,10 +87,19 @@ def routes(of: Edges, kinds: Sequence[int], fabric: Fabric) -> list[Int64]:
     columns = []
     for kind in kinds:
         end = of.dst if kind % 2 else of.src
-        # The node's switch, or the NIC, the leaf, the pod: each from its own level on.
-        passes = of.level == 0 if kind < 2 else of.level >= kind // 2
-        columns.append(np.where(passes & (of.src != of.dst), fabric.links_of(end, kind), -1))
+        columns.append(np.where(_passes(of, kind), fabric.links_of(end, kind), -1))
     return columns
+
+
+def who_passes(of: Edges, kind: int) -> Int64:
+    """GPU of each edge whose route has a port of this kind."""
+    return (of.dst if kind % 2 else of.src)[_passes(of, kind)]
+
+
+def _passes(of: Edges, kind: int) -> npt.NDArray[np.bool_]:
+    """Whether a route has a link of this kind: of the switch, or of NIC, leaf, pod from its level on."""
+    by: npt.NDArray[np.bool_] = of.level == 0 if kind < 2 else of.level >= kind // 2
+    return by & np.not_equal(of.src, of.dst)
 
 
 class _Part(NamedTuple):
@@ -139,6 +150,11 @@ class GroupLoads:
     def same_for_all(self, kind: int) -> bool:
         """Whether all members of each group put the same on links of this kind."""
         return all(part.what[kind].min() == part.what[kind].max() for part in self._parts)
+
+    def who_loads(self, kind: int) -> Int64:
+        """GPUs whose ports of this kind groups load, where all members of a group do or none."""
+        there = [part.members.ravel() for part in self._parts if part.what[kind, 0] >= 0]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *there])
 
     def loads(self, kinds: Sequence[int]) -> Loads:
         """What groups put on links of these kinds."""

@@ -32,9 +32,9 @@ def numbered(values: Int64) -> Int64:
 
 
 def pairs(one: Int64, other: Int64) -> Int64:
-    """Numbers of pairs of values, which are not negative: equal where both are."""
+    """Codes of pairs of values, which are not negative: equal where both are."""
     one, other = numbered(one), numbered(other)
-    return numbered(one * (int(other.max(initial=0)) + 1) + other)
+    return one * (int(other.max(initial=0)) + 1) + other
 
 
 def first_of(values: Int64) -> Int64:

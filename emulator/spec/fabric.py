@@ -100,10 +100,19 @@ class Fabric:
         return self.first_pod_link + 2 * (gpus // self.cluster.gpus_per_pod) + kind % 2
 
     def _leaves_of(self, gpus: Int64) -> Int64:
-        cluster = self.cluster
-        if cluster.rail_optimised:
-            return gpus // cluster.gpus_per_pod * cluster.gpus_per_node + gpus % cluster.gpus_per_node
-        return gpus // (cluster.nodes_per_rack * cluster.gpus_per_node)
+        each = self.cluster.gpus_per_node
+        if self.cluster.rail_optimised:
+            pod, rail = gpus // self.cluster.gpus_per_pod, gpus - gpus // each * each
+            return pod * each + rail
+        return gpus // (self.cluster.nodes_per_rack * each)
+
+    def kinds(self) -> Int64:
+        """For every link its kind, as an index of KINDS."""
+        leaves, pods = self.first_pod_link - self.first_leaf_link, self._links - self.first_pod_link
+        ports, leaf, pod = np.split(np.arange(len(KINDS)), [LINKS_PER_GPU, LINKS_PER_GPU + 2])
+        return np.concatenate(
+            [np.tile(ports, self.gpus), np.tile(leaf, leaves // 2), np.tile(pod, pods // 2)]
+        )
 
     def gpu_link(self, gpu: int, kind: Kind) -> int:
         """Id of a GPU's own port: one of GPU_KINDS."""
