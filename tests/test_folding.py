@@ -15,6 +15,7 @@ import hypothesis
 import msgspec
 import numpy as np
 import pytest
+from directed_programs import directed_programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_jobs import random_job
@@ -162,6 +163,12 @@ def test_what_cannot_be_planned_yet_folds_too(first: int) -> None:
     for seed in range(first, first + 50):
         program = random_program(seed)
         assert_plays_the_same(program, fold(program))
+
+
+@pytest.mark.parametrize("number", range(len(directed_programs())))
+def test_what_random_programs_seldom_need(number: int) -> None:
+    program = directed_programs()[number]
+    assert_plays_the_same(program, fold(program))
 
 
 @pytest.mark.slow

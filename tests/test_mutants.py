@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from directed_programs import directed_programs
 from random_programs import random_program
 from test_folding import assert_plays_the_same, test_the_order_in_a_ring_does_not_leak_into_the_classes
 
@@ -159,6 +160,35 @@ def ranks_do_not_see_transfers(patch: Patch) -> None:
 
 
 @mutant
+def crowds_are_not_counted(patch: Patch) -> None:
+    """Who is in a crowd twice counts once."""
+    original = Crowd._rows
+
+    def rows(crowd: Crowd, colours: Any) -> Any:
+        return tuple(np.unique(np.stack(original(crowd, colours)), axis=1))
+
+    patch.setattr(Crowd, "_rows", rows)
+
+
+@mutant
+def only_one_of_several_senders_is_seen(patch: Patch) -> None:
+    original = loads.lanes
+    patch.setattr(loads, "lanes", lambda *args: original(*args)[:1])
+
+
+@mutant
+def placement_of_groups_dropped(patch: Patch) -> None:
+    """Groups begin alike, whatever nodes they lie on."""
+    original = GroupLoads.__init__
+
+    def init(self: GroupLoads, *rest: Any) -> None:
+        original(self, *rest)
+        self.beginning = np.zeros_like(self.beginning)
+
+    patch.setattr(GroupLoads, "__init__", init)
+
+
+@mutant
 def one_round(patch: Patch) -> None:
     patch.setattr(folding, "refine", lambda families: [family.refine() for family in families])
 
@@ -225,8 +255,7 @@ def group_classes_merged(patch: Patch) -> None:
 
 def play(patch: Patch) -> None:
     patch.setattr(_Graph, "_equitable", lambda _graph: True)
-    for seed in SEEDS:
-        program = random_program(seed)
+    for program in (*directed_programs(), *map(random_program, SEEDS)):
         assert_plays_the_same(program, folding.fold(program))
 
 

@@ -61,6 +61,11 @@ def _members(colours: Int64) -> list[tuple[int, ...]]:
     return [tuple(each.tolist()) for each in np.split(order, np.cumsum(count)[:-1])]
 
 
+def _by_name(of: Edges) -> list[Int64]:
+    """Edges of each name."""
+    return [np.flatnonzero(of.name == name) for name in range(int(of.name.max(initial=-1)) + 1)]
+
+
 class _Graph:
     """Ranks, groups, edges and links of a job, and their colours."""
 
@@ -184,8 +189,7 @@ class _Graph:
                 self.links.begin_with([np.append(what, -1)[lane]])
                 columns.append(Column(self.groups, np.append(group, -1)[lane]))
         ports = [route for kind, route in zip(self.kinds, self.routes, strict=False) if kind < LINKS_PER_GPU]
-        for name in range(len(self.seats.peers)) if ports else ():
-            edge = np.flatnonzero(self.edge_rows.name == name)
+        for edge in _by_name(self.edge_rows) if ports else ():
             owner = self.at[np.concatenate([port[edge] for port in ports])]
             who = np.tile(edge, len(ports))[owner >= 0]
             columns += [Column(self.edges, lane) for lane in lanes(owner[owner >= 0], who, len(self.links))]
@@ -199,11 +203,10 @@ class _Graph:
         """Groups, edges, and other ends of transfers that have no colour, by their names."""
         columns = [Column(self.groups, column) for column in self.seats.groups.values()]
         through, direct = self.edge_rows, self.direct
-        for name in range(len(self.seats.peers)):
-            edge = np.flatnonzero(through.name == name)
+        for edge in _by_name(through):
             for end in (through.src, through.dst):
                 columns += [Column(self.edges, lane) for lane in lanes(end[edge], edge, len(self.seats))]
-            edge = np.flatnonzero(direct.name == name)
+        for edge in _by_name(direct):
             for own, other in ((direct.src, direct.dst), (direct.dst, direct.src)):
                 for lane in lanes(own[edge], edge, len(self.seats)):
                     self.ranks.begin_with([np.append(direct.level.clip(max=1), -1)[lane]])

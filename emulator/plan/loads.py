@@ -11,7 +11,7 @@ import numpy.typing as npt
 from emulator.plan.body import Template
 from emulator.plan.op import Collective, Transfer
 from emulator.plan.program import Group, Seats
-from emulator.plan.refine import first_of, pairs
+from emulator.plan.refine import first_of, lanes, pairs
 from emulator.plan.traffic import Placed, Traffic, pair_levels, placed
 from emulator.plan.tuning import choose
 from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric, Int64
@@ -35,7 +35,7 @@ class Edges(NamedTuple):
     """Transfers from a rank to its peer of a name, one element each."""
 
     name: Int64
-    """Place of the peer's name in the seats' columns."""
+    """Number of the name; at most one edge of a name leaves a rank, and at most one arrives."""
     src: Int64
     dst: Int64
     level: Int64
@@ -67,14 +67,19 @@ def may_bind(ranks: int, fabric: Fabric) -> list[int]:
 
 
 def edges(templates: Sequence[Template], seats: Seats, fabric: Fabric) -> Edges:
-    """Every transfer from a rank to a peer, by name and then by rank; a receive is the other end of one."""
+    """Every transfer from a rank to a peer, name by name; a receive is the other end of one.
+
+    Senders of one name to one rank are told apart: a class sends to another once.
+    """
     rows = [(np.zeros(0, dtype=np.int64),) * 3]
-    for place, (name, peer) in enumerate(seats.peers.items()):
+    for name, peer in seats.peers.items():
         sends = np.array([_sends(template, name) for template in templates], dtype=np.bool_)
         src = np.flatnonzero(sends[seats.template])
-        rows.append((np.full(len(src), place), src, peer[src]))
-    name_, src, dst = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return Edges(name_, src, dst, pair_levels(src, dst, fabric))
+        for lane in lanes(peer[src], src, len(seats)):
+            dst = np.flatnonzero(lane >= 0)
+            rows.append((np.full(len(dst), len(rows) - 1), lane[dst], dst))
+    number, src, dst = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return Edges(number, src, dst, pair_levels(src, dst, fabric))
 
 
 def _sends(template: Template, peer: str) -> bool:
