@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +26,20 @@ from emulator.plan.collectives import (
     transfer_pattern,
 )
 from emulator.plan.program import CollectiveKind
-from emulator.run.maxmin import FULL
-from emulator.run.network import IDEAL, NOTHING, Ideal, Wire, alone_ps, collective_wire, transfer_wire
+from emulator.plan.traffic import PAIRS, pair_levels, placed
+from emulator.run.maxmin import FULL, LEVEL_BITS
+from emulator.run.network import (
+    IDEAL,
+    NOTHING,
+    ClassWire,
+    GroupClass,
+    Ideal,
+    Wire,
+    alone_ps,
+    collective_wire,
+    transfer_class_wire,
+    transfer_wire,
+)
 from emulator.spec.cluster import Cluster, dgx_h100, llama3_24k
 from emulator.spec.device import device
 from emulator.spec.errors import JobError
@@ -477,6 +490,59 @@ def test_wires_are_sound(kind, size, name, n):
     assert wire.hbm > 0
     assert 1 <= wire.sms <= 32
     assert alone_ps(wire, fabric.capacity) > wire.alpha_ps > 0
+
+
+def of_class(wires: list[Wire], fabric: Fabric, onto: set[int], slower: dict[int, int]) -> ClassWire:
+    """What wires of one class are together, the first standing for all."""
+    first, total = wires[0], Counter[int]()
+    for wire in wires:
+        total.update({link: demand for link, demand in wire.demands if link in onto})
+    rooms = [(slower.get(link, fabric.capacity(link)) << LEVEL_BITS) // d for link, d in first.demands]
+    return ClassWire(
+        first.alpha_ps, first.length_q, min([first.bound_q, *rooms]), tuple(sorted(total.items())),
+        first.hbm, first.sms, first.algorithm, first.protocol,
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds, st.sampled_from(KINDS), st.sampled_from([1000, 10**6, 3 * 10**8]), st.data())
+def test_a_class_asks_links_for_what_its_members_ask_for_together(fabric, kind, size, data):
+    """Groups and transfers of many shapes at once, on all links or some, with degraded ones."""
+    ranks = data.draw(st.permutations(range(fabric.gpus)))
+    each = data.draw(st.integers(1, len(ranks)))
+    groups = [ranks[i : i + each] for i in range(0, len(ranks) - each + 1, each)]
+    root = data.draw(st.integers(0, each - 1))
+    onto = data.draw(st.none() | st.sets(st.integers(0, len(fabric) - 1)))
+    slow = data.draw(st.sets(st.integers(0, len(fabric) - 1), max_size=2))
+    slower = {link: fabric.capacity(link) // 3 for link in slow}
+    kept = None if onto is None else np.array(sorted(onto), dtype=np.int64)
+    links = set(range(len(fabric))) if onto is None else onto
+    wires = [collective_wire(kind, group, size, "auto", fabric, root=root) for group in groups]
+    got = GroupClass(groups, fabric, kept, slower).wire(kind, size, "auto", root)
+    assert got == of_class(wires, fabric, links, slower)
+    src, dst = np.array(ranks), np.roll(ranks, 1)
+    wires = [transfer_wire(*ends, size, fabric) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
+    got = transfer_class_wire(src, dst, size, fabric, onto=kept, slower=slower)
+    assert got == of_class(wires, fabric, links, slower)
+
+
+def test_demands_of_any_size_are_added_exactly():
+    """NICs so fast that two of them together pass 2**63 bytes per second."""
+    fabric = ideal(4, 1, nic=5 * 10**18)
+    wire = GroupClass([(0, 1), (0, 2), (0, 3)], fabric).wire("all_gather", 10**9, "ring")
+    assert dict(wire.demands)[fabric.gpu_link(0, "nic.out")] == 3 * 5 * 10**18
+
+
+def test_groups_of_a_mesh_have_few_shapes():
+    """16 stages over pairs of nodes: one shape. The levels of pairs are those of routes."""
+    fabric = Fabric(dgx_h100(nodes=128))
+    found = placed([range(stage, 1024, 16) for stage in range(16)], fabric)
+    assert [(len(each.shape), each.groups.tolist()) for each in found] == [(64, list(range(16)))]
+    src, dst = np.arange(0, 1024), np.arange(0, 1024)[::-1]
+    level = {name: place for place, name in enumerate(("scale_up", "rack", "pod", "spine"))}
+    each = [level[fabric.level(*ends)] for ends in zip(src.tolist(), dst.tolist(), strict=True)]
+    assert pair_levels(src, dst, fabric).tolist() == each
+    assert [len(pair) for pair in PAIRS] == [2, 2, 2, 2]
 
 
 def measured() -> list[tuple[str, CollectiveKind, int, int, float]]:

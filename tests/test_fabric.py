@@ -3,6 +3,7 @@
 import time
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from emulator.spec.cluster import Cluster, cluster, dgx_a100, dgx_h100, llama3_24k
 from emulator.spec.device import device
 from emulator.spec.errors import JobError
-from emulator.spec.fabric import GPU_KINDS, SWITCHES, Fabric
+from emulator.spec.fabric import GPU_KINDS, KINDS, SWITCHES, Fabric
 
 LLAMA = Fabric(llama3_24k())
 POD = 3072
@@ -204,3 +205,27 @@ def test_full_bisection_below_the_pods_and_the_stated_share_above(shape: Cluster
             short = nic * shape.gpus_per_pod / shape.pod_oversubscription - link.line_bytes_per_second
             assert -1 < short <= 1
         assert 0 < link.capacity_bytes_per_second <= link.line_bytes_per_second
+
+
+@given(clusters())
+def test_places_and_links_of_many_gpus_are_those_of_each(shape: Cluster):
+    fabric = Fabric(shape)
+    gpus = np.arange(fabric.gpus)[::-1]
+    each = [(shape.node_of(gpu), shape.leaf_of(gpu), shape.pod_of(gpu)) for gpu in gpus.tolist()]
+    assert fabric.places(gpus).T.tolist() == [list(place) for place in each]
+    kinds = [KINDS[kind] for kind in fabric.kinds().tolist()]
+    assert kinds == [fabric.kind(link) for link in range(len(fabric))]
+    for link, kind in enumerate(kinds):
+        assert fabric.capacities[KINDS.index(kind)] == fabric.capacity(link)
+    for number, kind in enumerate(KINDS):
+        ways = {fabric.route(src, dst) for src in gpus.tolist() for dst in gpus.tolist()}
+        crossed = {link for way in ways for link in way if fabric.kind(link) == kind}
+        assert crossed <= set(fabric.links_of(gpus, number).tolist())
+    with pytest.raises(JobError, match=f"gpu = {fabric.gpus}: this cluster has"):
+        fabric.places(np.array([fabric.gpus]))
+
+
+def test_fabrics_of_one_cluster_are_equal():
+    assert Fabric(llama3_24k()) == LLAMA
+    assert hash(Fabric(llama3_24k())) == hash(LLAMA)
+    assert Fabric(llama3_24k(nodes=8)) != LLAMA

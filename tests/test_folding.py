@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from random_jobs import random_job
 from random_programs import random_program
 
-from emulator.plan import check, plan
+from emulator.plan import check, folding, plan
 from emulator.plan.folding import fold
-from emulator.plan.program import Program
+from emulator.plan.program import Program, Seats
+from emulator.plan.refine import Column
 from emulator.report import measure
 from emulator.report.audit import audit
 from emulator.run import run, run_audited
@@ -163,6 +164,22 @@ def test_what_cannot_be_planned_yet_folds_too(first: int) -> None:
     for seed in range(first, first + 50):
         program = random_program(seed)
         assert_plays_the_same(program, fold(program))
+
+
+@pytest.mark.parametrize("first", range(1200, 1400, 50))
+def test_the_partition_is_equitable_in_columns_too(first: int) -> None:
+    """What refinement compares on the way holds in the end: each neighbour, each crowd."""
+    for seed in range(first, first + 50):
+        program = random_program(seed)
+        graph = folding._Graph(program.job, program.templates, program.groups, Seats.of(program.classes))
+        graph.refine()
+        for family in graph.families:
+            for each in family.neighbours:
+                if isinstance(each, Column):
+                    colours = each.values(family.colours)
+                    np.testing.assert_array_equal(colours, colours[family.colours])
+                else:
+                    assert each.agrees(family.colours)
 
 
 @pytest.mark.parametrize("number", range(len(directed_programs())))

@@ -204,21 +204,6 @@ class GroupClass:
         return _class_wire(chosen[0], self._loads[moved], size, self.fabric)
 
 
-def class_wire(
-    kind: CollectiveKind,
-    groups: Sequence[Sequence[int]],
-    size: int,
-    algorithm: Algorithm | Literal["auto"],
-    fabric: Fabric,
-    *,
-    root: int = 0,
-    onto: Int64 | None = None,
-    slower: Mapping[int, int] | None = None,
-) -> ClassWire:
-    """One wire of a class of groups; `GroupClass` keeps what several wires have in common."""
-    return GroupClass(groups, fabric, onto, slower).wire(kind, size, algorithm, root)
-
-
 def transfer_class_wire(
     src: Int64,
     dst: Int64,
@@ -378,7 +363,6 @@ __all__ = [
     "Ideal",
     "Wire",
     "alone_ps",
-    "class_wire",
     "collective_wire",
     "transfer_class_wire",
     "transfer_wire",
