@@ -88,23 +88,23 @@ class Fabric:
         if gpus.size:
             self._check("gpu", int(gpus.min()), self.gpus)
             self._check("gpu", int(gpus.max()), self.gpus)
-        node = gpus // self.cluster.gpus_per_node
-        return np.stack([node, self._leaves_of(gpus), node // self.cluster.nodes_per_pod])
+        each = self.cluster.gpus_per_node
+        node = gpus // each
+        pod = node // self.cluster.nodes_per_pod
+        rail = pod * each + gpus - node * each
+        leaf = rail if self.cluster.rail_optimised else node // self.cluster.nodes_per_rack
+        return np.stack([node, leaf, pod])
 
     def links_of(self, gpus: Int64, kind: int) -> Int64:
         """For each GPU its link of KINDS[kind]: its own port, or that of its leaf or its pod."""
         if kind < LINKS_PER_GPU:
             return LINKS_PER_GPU * gpus + kind
+        leaf: Int64
+        pod: Int64
+        _, leaf, pod = self.places(gpus)
         if kind < LINKS_PER_GPU + 2:
-            return self.first_leaf_link + 2 * self._leaves_of(gpus) + kind % 2
-        return self.first_pod_link + 2 * (gpus // self.cluster.gpus_per_pod) + kind % 2
-
-    def _leaves_of(self, gpus: Int64) -> Int64:
-        each = self.cluster.gpus_per_node
-        if self.cluster.rail_optimised:
-            pod, rail = gpus // self.cluster.gpus_per_pod, gpus - gpus // each * each
-            return pod * each + rail
-        return gpus // (self.cluster.nodes_per_rack * each)
+            return self.first_leaf_link + 2 * leaf + kind % 2
+        return self.first_pod_link + 2 * pod + kind % 2
 
     def kinds(self) -> Int64:
         """For every link its kind, as an index of KINDS."""
