@@ -278,7 +278,7 @@ def test_a_ring_whose_order_leaks_is_caught(monkeypatch: Patch) -> None:
 
     def leaking(graph: _Graph, *rest: Any) -> None:
         original(graph, *rest)
-        graph.ranks.begin_with([np.arange(len(graph.seats))])
+        graph.ranks.begin_with(np.arange(len(graph.seats)))
 
     monkeypatch.setattr(_Graph, "__init__", leaking)
     with pytest.raises(AssertionError):

@@ -186,7 +186,7 @@ class _Graph:
         for name in range(len(self.seats.groups)):
             rows = np.flatnonzero(own & (self.group_loads.name[group] == name))
             for lane in lanes(at[rows], rows, len(self.links)):
-                self.links.begin_with([np.append(what, -1)[lane]])
+                self.links.begin_with(np.append(what, -1)[lane])
                 columns.append(Column(self.groups, np.append(group, -1)[lane]))
         ports = [route for kind, route in zip(self.kinds, self.routes, strict=False) if kind < LINKS_PER_GPU]
         for edge in _by_name(self.edge_rows) if ports else ():
@@ -209,6 +209,6 @@ class _Graph:
         for edge in _by_name(direct):
             for own, other in ((direct.src, direct.dst), (direct.dst, direct.src)):
                 for lane in lanes(own[edge], edge, len(self.seats)):
-                    self.ranks.begin_with([np.append(direct.level.clip(max=1), -1)[lane]])
+                    self.ranks.begin_with(np.append(direct.level.clip(max=1), -1)[lane])
                     columns.append(Column(self.ranks, np.append(other, -1)[lane]))
         return list(columns)

@@ -71,9 +71,9 @@ class Family:
     def __len__(self) -> int:
         return len(self.colours)
 
-    def begin_with(self, columns: Sequence[Int64]) -> None:
-        """Tell apart what differs in columns that never change; -1 stands for nothing."""
-        self._split(columns)
+    def begin_with(self, column: Int64) -> None:
+        """Tell apart what differs in a column that never changes; -1 stands for nothing."""
+        self._split(column)
         self.beginning = self.colours.copy()
 
     def refine(self) -> bool:
@@ -83,16 +83,15 @@ class Family:
             # What agreed when the neighbours' colours were the same agrees now.
             if each.seen != each.theirs.version:
                 each.seen = each.theirs.version
-                self._split([each.values(self.colours)])
+                self._split(each.values(self.colours))
         return self.version > before
 
-    def _split(self, columns: Sequence[Int64]) -> None:
-        for column in columns:
-            differ = np.flatnonzero(column != column[self.colours])
-            if len(differ):
-                keys = pairs(self.colours[differ], column[differ] + 1)
-                self.colours[differ] = differ[first_of(keys)]
-                self.version += 1
+    def _split(self, column: Int64) -> None:
+        differ = np.flatnonzero(column != column[self.colours])
+        if len(differ):
+            keys = pairs(self.colours[differ], column[differ] + 1)
+            self.colours[differ] = differ[first_of(keys)]
+            self.version += 1
 
     def is_equitable(self) -> bool:
         """Whether all of one colour began with one and have the same crowds: exactly, without hashes."""
