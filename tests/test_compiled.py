@@ -15,7 +15,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from test_pool import G, play, star
 
-from emulator.run import compiled, crowd
+from emulator.run import compiled, crowd, pairs
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.pool import SLACK, Activity, Clock, Pool, Running, ends_in_ps
 
@@ -93,7 +93,8 @@ def same(world: World, sizes: tuple[int, ...] = (1, 3, 6)) -> None:
     expected = logged(world, NOBODY)[:2]
     for size in sizes:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(crowd, "SPARE", size - 1)  # so that it tidies up at each chance, or seldom
+            patch.setattr(crowd, "SPARE", size - 1)  # so that it tidies up at each chance, or seldom,
+            patch.setattr(crowd, "LOCAL", 7 - size)  # and changes are followed where they go, or not
             assert logged(world, size)[:2] == expected, f"crowd of {size}"
 
 
@@ -125,7 +126,7 @@ def test_a_crowd_forms_and_disbands() -> None:
 @given(st.integers(0, FULL), st.integers(0, FULL))
 @example(FULL, FULL)
 def test_products(a: int, b: int) -> None:
-    high, low = compiled.times(a, b)
+    high, low = pairs.times(a, b)
     assert (high << LEVEL_BITS) + low == a * b
     assert 0 <= low < FULL
 
@@ -139,7 +140,7 @@ def test_quotients(high: int, low: int, divisor: int, hair: int) -> None:
     near = max(0, (high * low // divisor) % FULL * divisor + hair)
     for pair in ((high << LEVEL_BITS) + low, near):
         expected = min(pair // divisor, FULL)
-        assert compiled.quotient(pair >> LEVEL_BITS, pair & crowd.LOW, divisor) == expected
+        assert pairs.quotient(pair >> LEVEL_BITS, pair & crowd.LOW, divisor) == expected
 
 
 @settings(deadline=None)
@@ -148,7 +149,7 @@ def test_quotients(high: int, low: int, divisor: int, hair: int) -> None:
 @example(SLACK + 1, 1)
 def test_ends(left: int, level: int) -> None:
     expected = min(ends_in_ps(left, level), FULL)
-    assert compiled.ends_in(left >> LEVEL_BITS, left & crowd.LOW, level) == expected
+    assert pairs.ends_in(left >> LEVEL_BITS, left & crowd.LOW, level) == expected
 
 
 def test_what_does_not_fit_goes_on_in_python() -> None:
@@ -230,71 +231,81 @@ def test_a_small_job_does_not_wait_for_the_compiler() -> None:
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
-def level_off_by_one(patch: pytest.MonkeyPatch) -> None:
+def wrapped(patch: pytest.MonkeyPatch, settle: Callable[..., int]) -> None:
+    """Have `settle` called with the compiled function and its arguments, tables with names for their rows."""
     original = compiled.settle
 
-    def settle(now: int, members: crowd.Members, *rest: Any) -> int:
-        earliest = original(now, members, *rest)
+    def mutated(now: int, members: Any, claims: Any, resources: Any, *rest: Any) -> int:
+        def play(**instead: Any) -> int:
+            names = ("gone", "changed", "new", "linked", "same", "local")
+            args = dict(zip(names, rest, strict=True)) | instead
+            return original(now, members, claims, resources, *args.values())
+
+        return settle(play, crowd.Members(*members), crowd.Resources(*resources))
+
+    patch.setattr(compiled, "settle", mutated)
+
+
+Play = Callable[..., int]
+
+
+def level_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    def settle(play: Play, members: crowd.Members, _resources: crowd.Resources) -> int:
+        earliest = play()
         members.level[members.level > 1] -= 1
         return earliest
 
-    patch.setattr(compiled, "settle", settle)
+    wrapped(patch, settle)
 
 
 def length_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Caught where an end is a whole number of picoseconds away but for the slack."""
-    original = compiled.settle
 
-    def settle(now: int, members: crowd.Members, *rest: Any) -> int:
+    def settle(play: Play, members: crowd.Members, _resources: crowd.Resources) -> int:
         members.left_low[:] += 1
-        return original(now, members, *rest)
+        return play()
 
-    patch.setattr(compiled, "settle", settle)
+    wrapped(patch, settle)
 
 
 def end_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = compiled.settle
-
-    def settle(now: int, members: crowd.Members, *rest: Any) -> int:
-        return original(now, members, *rest) + 1
-
-    patch.setattr(compiled, "settle", settle)
+    wrapped(patch, lambda play, _members, _resources: play() + 1)
 
 
 def room_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = compiled.settle
+    def settle(play: Play, _members: crowd.Members, resources: crowd.Resources) -> int:
+        resources.room[:] -= 1
+        earliest = play()
+        resources.room[:] += 1
+        return earliest
 
-    def settle(now: int, members: crowd.Members, claims: Any, resources: crowd.Resources, *rest: Any) -> int:
-        smaller = resources._replace(room=np.maximum(resources.room - 1, 0))
-        return original(now, members, claims, smaller, *rest)
-
-    patch.setattr(compiled, "settle", settle)
-
-
-def departures_stop_nothing(patch: pytest.MonkeyPatch) -> None:
-    """All levels are taken to be as they were, whoever has gone."""
-    original = compiled.unlink
-    patch.setattr(compiled, "unlink", lambda *state: original(*state) and crowd.ALL)
+    wrapped(patch, settle)
 
 
-def rooms_stop_nothing(patch: pytest.MonkeyPatch) -> None:
-    original = crowd.Crowd.change
+def use_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    def settle(play: Play, _members: crowd.Members, resources: crowd.Resources) -> int:
+        resources.used_low[:] += 1
+        return play()
 
-    def change(self: crowd.Crowd, *what: Any) -> None:
-        before = self._same
-        original(self, *what)
-        self._same = before
+    wrapped(patch, settle)
 
-    patch.setattr(crowd.Crowd, "change", change)
+
+def nothing_has_changed(patch: pytest.MonkeyPatch) -> None:
+    """Resources that somebody has left are full where they were."""
+    wrapped(patch, lambda play, _members, _resources: play(changed=np.zeros(0, np.int64)))
+
+
+def rooms_stop_nobody(patch: pytest.MonkeyPatch) -> None:
+    """All levels below those of who has gone or come are as they were, whatever room there is now."""
+    wrapped(patch, lambda play, _members, _resources: play(same=crowd.ALL))
 
 
 def nothing_binds(patch: pytest.MonkeyPatch) -> None:
-    original = compiled.settle
+    def settle(play: Play, _members: crowd.Members, resources: crowd.Resources) -> int:
+        resources.binds[:] = 0
+        return play()
 
-    def settle(now: int, members: crowd.Members, claims: Any, resources: crowd.Resources, *rest: Any) -> int:
-        return original(now, members, claims, resources._replace(binds=resources.binds * 0), *rest)
-
-    patch.setattr(compiled, "settle", settle)
+    wrapped(patch, settle)
 
 
 MUTANTS: list[Mutant] = [
@@ -302,8 +313,9 @@ MUTANTS: list[Mutant] = [
     length_off_by_one,
     end_off_by_one,
     room_off_by_one,
-    departures_stop_nothing,
-    rooms_stop_nothing,
+    use_off_by_one,
+    nothing_has_changed,
+    rooms_stop_nobody,
     nothing_binds,
 ]
 

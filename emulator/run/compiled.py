@@ -1,152 +1,54 @@
 """The levels of `maxmin`, and the ends that follow from them, in machine code: for hundreds of activities.
 
-Every number is the one that Python's integers give: what has up to 124 bits is a pair (high, low) that stands
-for high * 2**62 + low with 0 <= low < 2**62, and all else is below 2**63. `crowd.fits` says for which
-activities this holds; a pool plays others in Python.
+Every number is the one that Python's integers give: see `pairs`. `crowd.fits` says which activities have
+such numbers; a pool plays others in Python. For the sake of speed, less is solved than could have changed:
+`level_anew` says why that is exact.
+
+Members, claims and resources go by the rows that they have in the tables of `crowd`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import floor
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from emulator.run.crowd import ALL, FAR, Claims, Ints, Members, Resources, Table
+from emulator.run.maxmin import FULL
+from emulator.run.pairs import compiled, ends_in, heapify, kept, minus, plus, pop, quotient, sink, times
 
-import numba
-import numpy as np
-
-from emulator.run.activity import SLACK
-from emulator.run.crowd import ALL, FAR, Claims, Ints, Members, Resources
-from emulator.run.maxmin import FULL, LEVEL_BITS
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-BASE = 2.0**LEVEL_BITS
-LOW = (1 << LEVEL_BITS) - 1
-HALF_BITS = LEVEL_BITS // 2
-HALF = (1 << HALF_BITS) - 1
-
-
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function in machine code, which is kept on disk from run to run."""
-    return cast("Callable[P, R]", numba.njit(cache=True, error_model="numpy")(function))
+RISING = -1
+"""Target of who has not stopped yet."""
 
 
 @compiled
-def times(a: int, b: int) -> tuple[int, int]:
-    """Product of a and b as a pair, for 0 <= a, b <= 2**62.
-
-    By halves of 31 bits; a half is at most 2**31, and if it is that much the other one is 0:
-
-        a1 * b0 + a0 * b1  <  2 * 2**31 * 2**31  =  2**63
-        a0 * b0 + (31 bits << 31)  <  2**62 + 2**62  =  2**63
-    """
-    a1, a0, b1, b0 = a >> HALF_BITS, a & HALF, b >> HALF_BITS, b & HALF
-    middle = a1 * b0 + a0 * b1
-    low = a0 * b0 + ((middle & HALF) << HALF_BITS)
-    return a1 * b1 + (middle >> HALF_BITS) + (low >> LEVEL_BITS), low & LOW
-
-
-@compiled
-def minus(high: int, low: int, less_high: int, less_low: int) -> tuple[int, int]:
-    """The difference of two pairs; its high part has its sign."""
-    low -= less_low
-    return high - less_high + (low >> LEVEL_BITS), low & LOW
-
-
-@compiled
-def quotient(high: int, low: int, divisor: int) -> int:
-    """min(pair // divisor, 2**62), for a pair >= 0 and 1 <= divisor <= 2**62.
-
-    Guessed in floating point and mended until  0 <= pair - q * divisor < divisor,  which has one solution: a
-    guess of 53 good bits leaves a remainder that takes at most a few more. A remainder is negative, or no
-    less than the divisor, in floating point too (subtracting 2**62 first keeps -1 from rounding to 0), so
-    that q moves towards the solution each time.
-    """
-    if high >= divisor:
-        return FULL
-    q = int(min((high * BASE + low) / divisor, BASE))
-    while True:
-        less_high, less_low = times(q, divisor)
-        rest_high, rest_low = minus(high, low, less_high, less_low)
-        if rest_high == 0 and rest_low < divisor:
-            return q
-        if rest_high < 0:
-            q += floor(((rest_high + 1) * BASE + (rest_low - FULL)) / divisor)
-        else:
-            q += floor((rest_high * BASE + rest_low) / divisor)
-
-
-@compiled
-def ends_in(high: int, low: int, level: int) -> int:
-    """`pool.ends_in_ps` of a length left and a level >= 1, at most 2**62.
-
-    max(1, ceil((left - SLACK) / level)), where ceil(x / y) = floor((x + y - 1) / y).
-    """
-    low += level - 1 - SLACK
-    high += low >> LEVEL_BITS
-    if high < 0:
-        return 1
-    return max(1, quotient(high, low & LOW, level))
-
-
-@compiled
-def sink(heap: Ints, size: int, at: int, key: Ints) -> None:
-    """Move an entry of a heap down until  key[heap[i]] <= key[heap[2i + 1]], key[heap[2i + 2]]  again."""
-    entry = heap[at]
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and key[heap[child + 1]] < key[heap[child]]:
-            child += 1
-        if key[heap[child]] >= key[entry]:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = entry
-
-
-class Filling(NamedTuple):
-    """Where progressive filling stands on each resource."""
-
-    left_high: Ints
-    left_low: Ints
-    rising: Ints
-    """Sum of the demands of those who still rise."""
-    key: Ints
-    """left // rising as it was when last looked at; it never falls, so this is a lower bound."""
-    stale: Ints
-    """1 if left and rising have changed since."""
-    heap: Ints
-    """Resources by key; the first `size` count."""
-    full: Ints
-    """Resources that are full at the level of this round."""
-
-
-@compiled
-def link(claims: Claims, resources: Resources, begin: int, end: int) -> bool:
-    """Put new claims on their resources; False if the demands on one come to more than 2**62."""
-    for c in range(begin, end):
+def link(members: Members, claims: Claims, resources: Resources, linked: int) -> bool:
+    """Put claims from `linked` on on their resources; False if the demands on one pass 2**62."""
+    for c in range(linked, len(claims.member)):
         r = claims.resource[c]
         claims.after[c] = resources.head[r]
         resources.head[r] = c
         resources.load[r] += claims.demand[c]
         if resources.load[r] > FULL:
             return False
+        high, low = times(claims.demand[c], members.level[claims.member[c]])
+        high, low = plus(resources.used_high[r], resources.used_low[r], high, low)
+        resources.used_high[r], resources.used_low[r] = high, low
     return True
 
 
 @compiled
 def unlink(members: Members, claims: Claims, resources: Resources, gone: Ints) -> int:
-    """Take members off their resources and return the lowest level that one had; at most ALL.
+    """Take members off their resources; the lowest level of them, at most ALL.
 
-    Their claims stay in the lists, and are passed over.
+    Their claims stay in the lists for now.
     """
     least = ALL
     for i in range(len(gone)):
         m = gone[i]
         least = min(least, members.level[m])
         for c in range(members.first[m], members.last[m]):
-            resources.load[claims.resource[c]] -= claims.demand[c]
+            r = claims.resource[c]
+            high, low = times(claims.demand[c], members.level[m])
+            high, low = minus(resources.used_high[r], resources.used_low[r], high, low)
+            resources.used_high[r], resources.used_low[r] = high, low
+            resources.load[r] -= claims.demand[c]
         members.last[m] = members.first[m]
         members.level[m] = 0
         members.end[m] = FAR
@@ -154,118 +56,220 @@ def unlink(members: Members, claims: Claims, resources: Resources, gone: Ints) -
 
 
 @compiled
-def begin(members: Members, claims: Claims, resources: Resources, level: Ints) -> tuple[Filling, int]:
-    """The state when those who have a level >= 0 have stopped, and how many resources are in the heap."""
-    n = len(resources.room)
-    filling = Filling(
-        resources.room.copy(),
-        np.zeros(n, np.int64),
-        resources.load.copy(),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-    )
-    for m in range(len(level)):
-        if level[m] >= 0:
-            stop(members, claims, filling, m, level[m])
-    size = 0
-    for r in range(n):
-        filling.stale[r] = 0
-        if resources.binds[r] and filling.rising[r]:
-            filling.key[r] = quotient(filling.left_high[r], filling.left_low[r], filling.rising[r])
-            filling.heap[size] = r
-            size += 1
-    for at in range(size // 2 - 1, -1, -1):
-        sink(filling.heap, size, at, filling.key)
-    return filling, size
+def touch(
+    members: Members, claims: Claims, resources: Resources, rising: Ints, new: int, touched: Ints, n: int
+) -> int:
+    """Add the contended resources of those who are new, or get another level, to the n touched ones.
+
+    Returns how many there are then.
+    """
+    for i in range(len(rising)):
+        m = rising[i]
+        if m >= new or members.target[m] != members.level[m]:
+            for c in range(members.first[m], members.last[m]):
+                r = claims.resource[c]
+                if resources.binds[r] and not resources.touched[r]:
+                    resources.touched[r] = 1
+                    touched[n] = r
+                    n += 1
+    return n
 
 
 @compiled
-def lowest(filling: Filling, size: int, level: int) -> tuple[int, int, int]:
-    """Level of the next round, at most the given one; resources full there; resources left in the heap."""
-    heap, key, full = filling.heap, filling.key, 0
+def gather(
+    members: Members, claims: Claims, resources: Resources, same: int, touched: Ints, rising: Ints, n: int
+) -> int:
+    """Let those rise who use a touched resource, and stop no lower than `same`: after the n that do already.
+
+    Returns how many do then. Claims of those who are gone are taken out of the lists on the way.
+    """
+    for i in range(len(touched)):
+        r = touched[i]
+        before, c = -1, resources.head[r]
+        while c >= 0:
+            m, after = claims.member[c], claims.after[c]
+            if members.first[m] == members.last[m]:
+                if before < 0:
+                    resources.head[r] = after
+                else:
+                    claims.after[before] = after
+            else:
+                before = c
+                if members.level[m] >= same and members.target[m] != RISING:
+                    members.target[m] = RISING
+                    rising[n] = m
+                    n += 1
+            c = after
+    return n
+
+
+@compiled
+def stop(members: Members, claims: Claims, resources: Resources, stopped: Ints, level: int) -> None:
+    """What these use at this level is no longer there for those who still rise."""
+    for i in range(len(stopped)):
+        for c in range(members.first[stopped[i]], members.last[stopped[i]]):
+            r = claims.resource[c]
+            if resources.touched[r]:
+                high, low = times(claims.demand[c], level)
+                high, low = minus(resources.left_high[r], resources.left_low[r], high, low)
+                resources.left_high[r], resources.left_low[r] = high, low
+                resources.rising[r] -= claims.demand[c]
+                resources.stale[r] = 1
+
+
+@compiled
+def everything(
+    members: Members, resources: Resources, same: int, touched: Ints, rising: Ints, n: int
+) -> tuple[int, int]:
+    """Touch all resources, and let all rise who stop no lower than `same`: how many there are of both."""
+    for r in range(len(resources.room)):
+        resources.touched[r] = 1
+        touched[r] = r
+    for m in range(len(members.level)):
+        if members.level[m] >= same and members.target[m] != RISING and members.first[m] < members.last[m]:
+            members.target[m] = RISING
+            rising[n] = m
+            n += 1
+    return len(resources.room), n
+
+
+@compiled
+def limit(members: Members, claims: Claims, resources: Resources, rising: Ints, heap: Ints) -> None:
+    """Cap of each: its bound, and the levels at which contended resources that are not touched are full."""
+    for i in range(len(rising)):
+        m = rising[i]
+        cap = members.bound[m]
+        for c in range(members.first[m], members.last[m]):
+            r = claims.resource[c]
+            if resources.binds[r] and not resources.touched[r]:
+                cap = min(cap, resources.level[r])
+        members.cap[m] = cap
+        heap[i] = m
+    heapify(heap, len(heap), members.cap)
+
+
+@compiled
+def empty(
+    members: Members, claims: Claims, resources: Resources, touched: Ints, rising: Ints, same: int
+) -> None:
+    """Begin filling the touched resources: what those who rise used is there for them again."""
+    for i in range(len(touched)):
+        r = touched[i]
+        resources.left_high[r], resources.left_low[r] = minus(
+            resources.room[r], 0, resources.used_high[r], resources.used_low[r]
+        )
+        resources.rising[r] = 0
+        if resources.level[r] >= same:
+            resources.level[r] = ALL
+    for i in range(len(rising)):
+        m = rising[i]
+        for c in range(members.first[m], members.last[m]):
+            r = claims.resource[c]
+            if resources.touched[r]:
+                high, low = times(claims.demand[c], members.level[m])
+                high, low = plus(resources.left_high[r], resources.left_low[r], high, low)
+                resources.left_high[r], resources.left_low[r] = high, low
+                resources.rising[r] += claims.demand[c]
+
+
+@compiled
+def by_quotient(resources: Resources, touched: Ints, heap: Ints) -> int:
+    """Put the contended resources with users who rise in the heap; how many they are."""
+    size = 0
+    for i in range(len(touched)):
+        r = touched[i]
+        if resources.binds[r] and resources.rising[r]:
+            left_high, left_low = resources.left_high[r], resources.left_low[r]
+            resources.key[r] = quotient(left_high, left_low, resources.rising[r])
+            resources.stale[r] = 0
+            heap[size] = r
+            size += 1
+    heapify(heap, size, resources.key)
+    return size
+
+
+@compiled
+def fill_up(resources: Resources, heap: Ints, size: int, level: int, full: Ints) -> tuple[int, int, int]:
+    """Level of the next round, at most the given one; resources full there; resources left in the heap.
+
+    The quotient left // rising of a resource never falls, so a key that is stale is a lower bound.
+    """
+    key, n = resources.key, 0
     while size and key[heap[0]] <= level:
         r = heap[0]
-        if filling.stale[r] and filling.rising[r]:
-            filling.stale[r] = 0
-            key[r] = quotient(filling.left_high[r], filling.left_low[r], filling.rising[r])
+        if resources.stale[r] and resources.rising[r]:
+            resources.stale[r] = 0
+            key[r] = quotient(resources.left_high[r], resources.left_low[r], resources.rising[r])
             sink(heap, size, 0, key)
             continue
-        size -= 1
-        heap[0] = heap[size]
-        sink(heap, size, 0, key)
-        if filling.rising[r]:
+        size = pop(heap, size, key)
+        if resources.rising[r]:
             level = key[r]
-            filling.full[full] = r
-            full += 1
-    return level, full, size
+            resources.level[r] = level
+            full[n] = r
+            n += 1
+    return level, n, size
 
 
 @compiled
-def stop(members: Members, claims: Claims, filling: Filling, member: int, level: int) -> None:
-    """What a member uses at its level is no longer there for those who still rise."""
-    for c in range(members.first[member], members.last[member]):
-        r = claims.resource[c]
-        used_high, used_low = times(claims.demand[c], level)
-        filling.left_high[r], filling.left_low[r] = minus(
-            filling.left_high[r], filling.left_low[r], used_high, used_low
-        )
-        filling.rising[r] -= claims.demand[c]
-        filling.stale[r] = 1
+def fill(
+    members: Members, claims: Claims, resources: Resources, touched: Ints, rising: Ints, same: int
+) -> None:
+    """Progressive filling as in `maxmin.solve`, of the touched resources by those who rise.
 
-
-@compiled
-def levels(
-    members: Members, claims: Claims, resources: Resources, by_bound: Ints, new: int, same: int
-) -> Ints:
-    """Max-min fair levels of all members, 0 for those who are gone.
-
-    Members from `new` on have just joined; levels below `same` of those before them are as they were.
-
-    Progressive filling as in `maxmin.solve`: in each round the lowest of left // rising over the resources
-    and of the bound over those who rise stops everybody it concerns, at once. What changes takes no part in
-    a round below the lowest level that it had or can have, so those rounds need not be played again.
+    In each round the lowest of left // rising over the resources and of the cap over those who rise stops
+    everybody it concerns, at once.
     """
-    n = len(members.bound)
-    level = np.empty(n, np.int64)
-    rising = 0
-    for m in range(n):
-        if members.first[m] == members.last[m]:
-            level[m] = 0
-        elif m < new and members.level[m] < same:
-            level[m] = members.level[m]
-        else:
-            level[m] = -1
-            rising += 1
-    stopped = np.empty(rising, np.int64)
-    filling, size = begin(members, claims, resources, level)
-    b = 0
-    while rising:
-        while level[by_bound[b]] >= 0:
-            b += 1
-        now, full, size = lowest(filling, size, members.bound[by_bound[b]])
+    by_cap, by_key = members.heap[: len(rising)], resources.heap
+    full, stopped = resources.full, members.stopped
+    limit(members, claims, resources, rising, by_cap)
+    empty(members, claims, resources, touched, rising, same)
+    caps = len(by_cap)
+    size = by_quotient(resources, touched, by_key)
+    while caps:
+        if members.target[by_cap[0]] != RISING:
+            caps = pop(by_cap, caps, members.cap)
+            continue
+        level, n, size = fill_up(resources, by_key, size, members.cap[by_cap[0]], full)
         count = 0
-        for i in range(full):
-            c = resources.head[filling.full[i]]
+        for i in range(n):
+            c = resources.head[full[i]]
             while c >= 0:
                 m = claims.member[c]
-                if level[m] < 0:
-                    level[m] = now
+                if members.target[m] == RISING:
+                    members.target[m] = level
                     stopped[count] = m
                     count += 1
                 c = claims.after[c]
-        while b < n and members.bound[by_bound[b]] <= now:
-            m = by_bound[b]
-            if level[m] < 0:
-                level[m] = now
+        while caps and members.cap[by_cap[0]] <= level:
+            m = by_cap[0]
+            if members.target[m] == RISING:
+                members.target[m] = level
                 stopped[count] = m
                 count += 1
-            b += 1
-        for i in range(count):
-            stop(members, claims, filling, stopped[i], now)
-        rising -= count
-    return level
+            caps = pop(by_cap, caps, members.cap)
+        stop(members, claims, resources, stopped[:count], level)
+
+
+@compiled
+def move(now: int, members: Members, claims: Claims, resources: Resources, concerned: Ints) -> None:
+    """Give members their new levels. What is left of a length changes only here."""
+    for i in range(len(concerned)):
+        m = concerned[i]
+        before, level = members.level[m], members.target[m]
+        if level == before:
+            continue
+        for c in range(members.first[m], members.last[m]):
+            r = claims.resource[c]
+            high, low = times(claims.demand[c], level)
+            high, low = plus(resources.used_high[r], resources.used_low[r], high, low)
+            less_high, less_low = times(claims.demand[c], before)
+            resources.used_high[r], resources.used_low[r] = minus(high, low, less_high, less_low)
+        done_high, done_low = times(before, now - members.since[m])
+        high, low = minus(members.left_high[m], members.left_low[m], done_high, done_low)
+        members.left_high[m], members.left_low[m] = high, low
+        members.since[m], members.level[m] = now, level
+        members.end[m] = min(FAR, now + ends_in(high, low, level)) if level else FAR
 
 
 @compiled
@@ -274,7 +278,7 @@ def least_share(members: Members, claims: Claims, resources: Resources, new: int
 
     That is its bound, or  room // load  of a resource, as that quotient never falls while others stop.
     """
-    for m in range(new, len(members.bound)):
+    for m in range(new, len(members.level)):
         same = min(same, members.bound[m])
         for c in range(members.first[m], members.last[m]):
             r = claims.resource[c]
@@ -284,19 +288,76 @@ def least_share(members: Members, claims: Claims, resources: Resources, new: int
 
 
 @compiled
-def settle(
-    now: int, members: Members, claims: Claims, resources: Resources, by_bound: Ints, new: int, same: int
+def level_anew(
+    members: Members, claims: Claims, resources: Resources, changed: Ints, new: int, same: int, local: int
 ) -> int:
-    """Level members anew at a time; the earliest end. What is left changes only where the level does."""
+    """Set the targets of those whom a change can concern: so many, who are then listed.
+
+    Members from `new` on have just joined. What changes takes no part in a round below the lowest level that
+    it had or can have, `same`: levels below are as they were. A resource that has not changed, and whose
+    users all keep their levels, is full at the level at which it was: its story depends on nothing else. So
+    only changed resources are filled, while the others cap their users as before. If that changes the level
+    of a user of others, those are touched too, and it is done again, until nobody else is concerned; or once
+    and for all, if more than `local` resources are touched.
+    """
+    touched, rising = resources.list, members.list
+    n, count, before = 0, 0, -1
+    for i in range(len(changed)):
+        if not resources.touched[changed[i]]:
+            resources.touched[changed[i]] = 1
+            touched[n] = changed[i]
+            n += 1
+    for m in range(new, len(members.level)):
+        rising[count] = m
+        count += 1
+    n = touch(members, claims, resources, rising[:count], new, touched, n)
+    while n > before:
+        for i in range(count):
+            members.target[rising[i]] = RISING
+        if n > local:
+            n, count = everything(members, resources, same, touched, rising, count)
+        else:
+            count = gather(members, claims, resources, same, touched[max(0, before) : n], rising, count)
+        fill(members, claims, resources, touched[:n], rising[:count], same)
+        before = n
+        n = touch(members, claims, resources, rising[:count], new, touched, n)
+    for i in range(n):
+        resources.touched[touched[i]] = 0
+    return count
+
+
+@kept
+def settle(
+    now: int,
+    member_rows: Table,
+    claim_rows: Table,
+    resource_rows: Table,
+    gone: Ints,
+    changed: Ints,
+    new: int,
+    linked: int,
+    same: int,
+    local: int,
+) -> int:
+    """Level members anew at a time: the earliest end, or -1 if the demands on a resource pass 2**62.
+
+    gone: members that have ended. changed: resources that have other users or another room or state.
+    new, linked: the first member and the first claim that have been added. same: levels below it are as they
+    were, as far as rooms go. local: a change that reaches more resources is taken to reach all.
+    """
+    m, c, r = member_rows, claim_rows, resource_rows
+    members = Members(m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8], m[9], m[10], m[11], m[12])
+    claims = Claims(c[0], c[1], c[2], c[3])
+    resources = Resources(
+        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15]
+    )
+    same = min(same, unlink(members, claims, resources, gone))
+    if not link(members, claims, resources, linked):
+        return -1
     same = least_share(members, claims, resources, new, same)
-    level = levels(members, claims, resources, by_bound, new, same)
+    count = level_anew(members, claims, resources, changed, new, same, local)
+    move(now, members, claims, resources, members.list[:count])
     earliest = FAR
-    for m in range(len(level)):
-        if level[m] != members.level[m]:
-            done_high, done_low = times(members.level[m], now - members.since[m])
-            high, low = minus(members.left_high[m], members.left_low[m], done_high, done_low)
-            members.left_high[m], members.left_low[m] = high, low
-            members.since[m], members.level[m] = now, level[m]
-            members.end[m] = min(FAR, now + ends_in(high, low, level[m])) if level[m] else FAR
-        earliest = min(earliest, members.end[m])
+    for end in members.end:
+        earliest = min(earliest, end)
     return earliest

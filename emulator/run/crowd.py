@@ -20,12 +20,16 @@ from emulator.run.activity import Activity, Running
 from emulator.run.maxmin import FULL, LEVEL_BITS
 
 Ints = NDArray[np.int64]
+Table = NDArray[np.int64]
+"""A row for each field of Members, Claims or Resources, so that compiled code is handed one array."""
 
 FAR = 1 << 61
 """A time, in ps, that is not told from never: 27 days."""
 LOW = (1 << LEVEL_BITS) - 1
 ALL = FULL + 1
 """Above every level."""
+LOCAL = 8
+"""A change that reaches one in so many resources is taken to reach all."""
 SPARE = 64
 """Rows of members that are gone for which it does not pay to tidy up."""
 
@@ -42,6 +46,16 @@ class Members(NamedTuple):
     first: Ints
     """Its claims are first..last; there are none when it is gone."""
     last: Ints
+    target: Ints
+    """Its new level."""
+    cap: Ints
+    """The most that this can be, by its bound and by resources that are not filled anew."""
+    list: Ints
+    """The rest is room to work in: those who rise,"""
+    heap: Ints
+    """the same by cap,"""
+    stopped: Ints
+    """and those who stop in a round."""
 
 
 class Claims(NamedTuple):
@@ -55,16 +69,37 @@ class Claims(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """Resources that some member uses or has used."""
+    """Resources that a member uses or has used."""
 
     room: Ints
     """Units a second that are not held."""
     binds: Ints
-    """1 if it is contended; what is not cannot stop anybody."""
+    """1 if it is contended: what is not cannot stop anybody."""
     head: Ints
     """The first claim on it; -1 if there is none."""
     load: Ints
     """Sum of the demands on it."""
+    used_high: Ints
+    """What is used of it at the levels that members have."""
+    used_low: Ints
+    level: Ints
+    """Where it is full; ALL if it is not."""
+    touched: Ints
+    """1 while it is filled anew. The rest is the state of that."""
+    left_high: Ints
+    left_low: Ints
+    rising: Ints
+    """Sum of the demands of those who have not stopped yet."""
+    key: Ints
+    """left // rising when last looked at."""
+    stale: Ints
+    """1 if they have changed since."""
+    list: Ints
+    """Room to work in: those that are touched,"""
+    heap: Ints
+    """the same by key,"""
+    full: Ints
+    """and those that are full in a round."""
 
 
 @cache
@@ -97,57 +132,60 @@ class Crowd:
         self.here: dict[int, int] = {}
         """Resource of the pool -> its row."""
         self._gone: list[int] = []
+        self._changed: list[int] = []
         self._same = ALL
         """Levels below are as they were: what has changed since they were set stops no lower."""
         self._clear()
 
     def _clear(self) -> None:
         self._playing: list[Running] = []
-        self._settled = 0
+        self._gone.clear()
+        self._changed.clear()
+        self._same = ALL
+        self._settled = self._linked = 0
         self.here.clear()
-        self.members = Members(*_columns((), len(Members._fields)))
-        self.claims = Claims(*_columns((), len(Claims._fields)))
-        self.resources = Resources(*_columns((), len(Resources._fields)))
+        self.members = _table(Members, [])
+        self.claims = _table(Claims, [])
+        self.resources = _table(Resources, [])
 
-    def join(self, joining: list[Running], room: Sequence[int], contended: Collection[int]) -> bool:
-        """Take activities in, with room and state of their resources; False if there are too many."""
+    def join(self, joining: list[Running], room: Sequence[int], contended: Collection[int]) -> None:
+        """Take activities in, with room and state of their resources."""
         if not joining:
-            return True
+            return
         if len(self._playing) > 2 * self.size + SPARE:  # most rows are of those who are gone
             joining = [*self.disband(), *joining]
-        n = len(self._playing)
         members, claims, resources = [], [], []
-        base = begin = len(self.claims.member)
-        for number, running in enumerate(joining, n):
+        begin = self.claims.shape[1]
+        for number, running in enumerate(joining, len(self._playing)):
             running.member = number
-            self._playing.append(running)
             for resource, demand in running.activity.demands:
                 if resource not in self.here:
                     self.here[resource] = len(self.here)
-                    state = room[resource] >> LEVEL_BITS, resource in contended, -1, 0
-                    resources.append(state)
+                    state = room[resource] >> LEVEL_BITS, resource in contended, -1, 0, 0, 0, ALL
+                    resources.append((*state, 0, 0, 0, 0, 0, 0, 0, 0, 0))
                 claims.append((self.here[resource], demand, number, -1))
             end = begin + len(running.activity.demands)
-            left, due = running.left, min(running.end, FAR) if running.level else FAR
-            now = running.level, running.since, due, running.activity.bound
-            members.append((left >> LEVEL_BITS, left & LOW, *now, begin, end))
+            now = running.level, running.since, min(running.end, FAR) if running.level else FAR
+            left = running.left >> LEVEL_BITS, running.left & LOW
+            members.append((*left, *now, running.activity.bound, begin, end, 0, 0, 0, 0, 0))
             begin = end
             running.end = -1
-        self.size += len(members)
-        self.members = Members(*_longer(self.members, members))
-        self.claims = Claims(*_longer(self.claims, claims))
-        self.resources = Resources(*_longer(self.resources, resources))
-        self._by_bound = np.argsort(self.members.bound, kind="stable")
-        return bool(self.functions.link(self.claims, self.resources, base, begin))
+        self.size += len(joining)
+        self._playing += joining
+        self.members = np.hstack([self.members, _table(Members, members)])
+        self.claims = np.hstack([self.claims, _table(Claims, claims)])
+        self.resources = np.hstack([self.resources, _table(Resources, resources)])
 
     def change(self, resource: int, room: int, contended: bool) -> None:
         """Note what became of a resource."""
         row = self.here.get(resource)
         if row is not None:
-            if self.resources.room[row] != room >> LEVEL_BITS:
-                self._same = 0
-            self.resources.room[row] = room >> LEVEL_BITS
-            self.resources.binds[row] = contended
+            rows = Resources(*self.resources)
+            self._changed.append(row)
+            if rows.room[row] != room >> LEVEL_BITS:
+                self._same = 0  # of a level that depends on a room, nothing is known
+            rows.room[row] = room >> LEVEL_BITS
+            rows.binds[row] = contended
 
     def leave(self, running: Running) -> None:
         """Let a member go at its end."""
@@ -156,52 +194,39 @@ class Crowd:
         self.size -= 1
 
     def settle(self, now: int) -> bool:
-        """Level all members anew, and see who ends next; False if that is too far away to tell."""
-        self._let_go()
-        end = self.members.end
-        state = self.members, self.claims, self.resources, self._by_bound, self._settled, self._same
-        self.due_ps = self.functions.settle(now, *state)
-        self._settled, self._same = len(end), ALL
-        first = np.flatnonzero(end == self.due_ps).tolist() if self.due_ps < FAR else []
-        self.next = [self._playing[m] for m in first]
-        return self.due_ps < FAR or not self.members.level.any()
+        """Level members anew, and see who ends next; False if the numbers do not hold all that."""
+        gone, changed = np.array(self._gone, np.int64), np.array(self._changed, np.int64)
+        tables = self.members, self.claims, self.resources
+        rest = gone, changed, self._settled, self._linked, self._same, len(self.here) // LOCAL
+        self.due_ps = self.functions.settle(now, *tables, *rest)
+        self._gone.clear()
+        self._changed.clear()
+        self._settled, self._linked, self._same = len(self._playing), self.claims.shape[1], ALL
+        members = Members(*self.members)
+        if not 0 <= self.due_ps < FAR:
+            self.next = []
+            return self.due_ps == FAR and not members.level.any()
+        self.next = [self._playing[m] for m in np.flatnonzero(members.end == self.due_ps).tolist()]
+        return True
 
     def levels(self) -> list[tuple[Running, int]]:
         """Everybody's level as it is now."""
-        self._let_go()
-        return [
-            (r, level)
-            for r, level in zip(self._playing, self.members.level.tolist(), strict=True)
-            if r.member >= 0
-        ]
+        level = Members(*self.members).level.tolist()
+        return [(r, level) for r, level in zip(self._playing, level, strict=True) if r.member >= 0]
 
     def disband(self) -> list[Running]:
         """Give everybody the state that was kept here, and let all go; an end that is FAR is left open."""
-        self._let_go()
-        columns = zip(self._playing, *(column.tolist() for column in self.members[:5]), strict=True)
         members = []
-        for running, high, low, level, since, end in columns:
+        for running, row in zip(self._playing, self.members[:5].T.tolist(), strict=True):
             if running.member >= 0:
+                high, low, running.level, running.since, running.end = row
                 running.left = (high << LEVEL_BITS) + low
-                running.level, running.since, running.end = level, since, end
                 running.member = -1
                 members.append(running)
         self.size = 0
         self._clear()
         return members
 
-    def _let_go(self) -> None:
-        if self._gone:
-            gone = np.array(self._gone, np.int64)
-            least = self.functions.unlink(self.members, self.claims, self.resources, gone)
-            self._same = min(self._same, least)
-            self._gone.clear()
 
-
-def _columns(rows: Sequence[tuple[int, ...]], width: int) -> list[Ints]:
-    return list(np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, width).T))
-
-
-def _longer(columns: Sequence[Ints], rows: Sequence[tuple[int, ...]]) -> list[Ints]:
-    added = _columns(rows, len(columns))
-    return [np.concatenate(pair) for pair in zip(columns, added, strict=True)]
+def _table(kind: type[Members] | type[Claims] | type[Resources], columns: Sequence[tuple[int, ...]]) -> Table:
+    return np.ascontiguousarray(np.array(columns, np.int64).reshape(-1, len(kind._fields)).T)

@@ -36,8 +36,9 @@ REMEMBERED = 256
 """Most activities of a solution that is kept: larger crowds hardly meet twice."""
 CROWD_SIZE = 64
 """Activities that are solved together from which on compiled code is faster, by `make bench`."""
-PATIENCE = 20_000
-"""Activities levelled in components of that size before the compiler is loaded, which takes as long."""
+PATIENCE = 100_000
+"""Activities levelled in components of that size before the compiler is loaded: 0.4 s of work, as long as
+loading takes. (The first time on a machine, compiling takes ten seconds.)"""
 
 
 class Pool:
@@ -253,9 +254,7 @@ class Pool:
                 del self._users[resource][running]
             if self._audit:
                 before[running] = running.level
-        if not crowd.join(reached, self._room, self._contended):
-            self._disband(crowd)
-            return False
+        crowd.join(reached, self._room, self._contended)
         told = crowd.settle(now)
         self.solves += 1
         if self._audit:
