@@ -133,20 +133,21 @@ class Crowd:
         """Resource of the pool -> its row."""
         self._gone: list[int] = []
         self._changed: list[int] = []
-        self._same = ALL
-        """Levels below are as they were: what has changed since they were set stops no lower."""
         self._clear()
 
     def _clear(self) -> None:
         self._playing: list[Running] = []
         self._gone.clear()
         self._changed.clear()
-        self._same = ALL
-        self._settled = self._linked = 0
+        self._same = ALL  # levels below are as they were: no room that has changed since stops lower
+        self._settled = self._linked = 0  # members and claims that have been taken into account
         self.here.clear()
-        self.members = _table(Members, [])
-        self.claims = _table(Claims, [])
-        self.resources = _table(Resources, [])
+        self._tables = _table(Members, []), _table(Claims, []), _table(Resources, [])
+        self._name_rows()
+
+    def _name_rows(self) -> None:
+        members, _, resources = self._tables
+        self._members, self._resources = Members(*members), Resources(*resources)
 
     def join(self, joining: list[Running], room: Sequence[int], contended: Collection[int]) -> None:
         """Take activities in, with room and state of their resources."""
@@ -155,7 +156,7 @@ class Crowd:
         if len(self._playing) > 2 * self.size + SPARE:  # most rows are of those who are gone
             joining = [*self.disband(), *joining]
         members, claims, resources = [], [], []
-        begin = self.claims.shape[1]
+        begin = self._tables[1].shape[1]
         for number, running in enumerate(joining, len(self._playing)):
             running.member = number
             for resource, demand in running.activity.demands:
@@ -172,15 +173,19 @@ class Crowd:
             running.end = -1
         self.size += len(joining)
         self._playing += joining
-        self.members = np.hstack([self.members, _table(Members, members)])
-        self.claims = np.hstack([self.claims, _table(Claims, claims)])
-        self.resources = np.hstack([self.resources, _table(Resources, resources)])
+        old_members, old_claims, old_resources = self._tables
+        self._tables = (
+            np.hstack([old_members, _table(Members, members)]),
+            np.hstack([old_claims, _table(Claims, claims)]),
+            np.hstack([old_resources, _table(Resources, resources)]),
+        )
+        self._name_rows()
 
     def change(self, resource: int, room: int, contended: bool) -> None:
         """Note what became of a resource."""
         row = self.here.get(resource)
         if row is not None:
-            rows = Resources(*self.resources)
+            rows = self._resources
             self._changed.append(row)
             if rows.room[row] != room >> LEVEL_BITS:
                 self._same = 0  # of a level that depends on a room, nothing is known
@@ -196,28 +201,28 @@ class Crowd:
     def settle(self, now: int) -> bool:
         """Level members anew, and see who ends next; False if the numbers do not hold all that."""
         gone, changed = np.array(self._gone, np.int64), np.array(self._changed, np.int64)
-        tables = self.members, self.claims, self.resources
-        rest = gone, changed, self._settled, self._linked, self._same, len(self.here) // LOCAL
-        self.due_ps = self.functions.settle(now, *tables, *rest)
+        new = self._settled, self._linked
+        self.due_ps = self.functions.settle(
+            now, *self._tables, gone, changed, *new, self._same, len(self.here) // LOCAL
+        )
         self._gone.clear()
         self._changed.clear()
-        self._settled, self._linked, self._same = len(self._playing), self.claims.shape[1], ALL
-        members = Members(*self.members)
+        self._settled, self._linked, self._same = len(self._playing), self._tables[1].shape[1], ALL
         if not 0 <= self.due_ps < FAR:
             self.next = []
-            return self.due_ps == FAR and not members.level.any()
-        self.next = [self._playing[m] for m in np.flatnonzero(members.end == self.due_ps).tolist()]
+            return self.due_ps == FAR and not self._members.level.any()
+        self.next = [self._playing[m] for m in np.flatnonzero(self._members.end == self.due_ps).tolist()]
         return True
 
     def levels(self) -> list[tuple[Running, int]]:
         """Everybody's level as it is now."""
-        level = Members(*self.members).level.tolist()
+        level = self._members.level.tolist()
         return [(r, level) for r, level in zip(self._playing, level, strict=True) if r.member >= 0]
 
     def disband(self) -> list[Running]:
         """Give everybody the state that was kept here, and let all go; an end that is FAR is left open."""
         members = []
-        for running, row in zip(self._playing, self.members[:5].T.tolist(), strict=True):
+        for running, row in zip(self._playing, self._tables[0][:5].T.tolist(), strict=True):
             if running.member >= 0:
                 high, low, running.level, running.since, running.end = row
                 running.left = (high << LEVEL_BITS) + low
