@@ -35,8 +35,8 @@ from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 REMEMBERED = 256
 """Most activities of a solution that is kept: larger crowds hardly meet twice."""
 CROWD_SIZE = 24
-"""Activities levelled together from which on compiled code is faster: measured on 16 pipeline stages that share
-one pod uplink. At 12 it is slower, as the step of a small component is mostly remembered."""
+"""Activities levelled together from which on compiled code is faster: measured on 16 pipeline stages that
+share one pod uplink. At 12 it is slower, as the step of a small component is mostly remembered."""
 PATIENCE = 100_000
 """Activities levelled in components of that size before the compiler is loaded: 0.4 s of work, as long as
 loading takes. (The first time on a machine, compiling takes ten seconds.)"""
