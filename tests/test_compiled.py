@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -51,7 +51,9 @@ def worlds(draw: st.DrawFn) -> World:
     return capacities, some + twins, [h for h in holds if h[1] <= capacities[h[0]]]
 
 
-def logged(world: World, crowd_size: int) -> tuple[list[tuple[int, int]], dict[tuple[int, int], int], Pool]:
+def logged(
+    world: World, crowd_size: int, islands: Sequence[int] = ()
+) -> tuple[list[tuple[int, int]], dict[tuple[int, int], int], Pool]:
     """Ends as (number, time), in order, and (time, number) -> level after it, where it changed."""
     capacities, activities, holds = world
     env = Clock()
@@ -61,7 +63,7 @@ def logged(world: World, crowd_size: int) -> tuple[list[tuple[int, int]], dict[t
     def audit(now: int, running: Running, level: int) -> None:
         levels[now, running.number] = level
 
-    pool = Pool(env, capacities, audit, crowd_size)
+    pool = Pool(env, capacities, audit, crowd_size, islands)
 
     def one(i: int, activity: Activity, at: int) -> simpy.events.ProcessGenerator:
         yield env.timeout(at)

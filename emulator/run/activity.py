@@ -51,6 +51,9 @@ class Running(simpy.Event):
     level = 0
     since = -1  # it has not touched its resources yet
     end = -1
+    stopped_by = (
+        -1
+    )  # the resource that stopped it when it was last levelled with others; -1: none, or unknown
     member = -1  # its row in a crowd, which then keeps left, level, since and end
 
     def __init__(self, env: Clock, activity: Activity, done: simpy.Event | None, number: int) -> None:

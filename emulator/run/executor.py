@@ -101,6 +101,10 @@ class _Rank:
         return sum(map(len, self.times.values())) // TIMES
 
 
+def _stop(_event: simpy.Event) -> None:
+    raise simpy.core.StopSimulation
+
+
 class Recording(NamedTuple):
     """What an audited run leaves beside its trace, for the checker."""
 
@@ -120,7 +124,8 @@ class Executor:
         self.lowered = lower(program)
         self.recording = Recording(self.lowered, [])
         note = self.recording.levels
-        self.pool = Pool(self.env, self.lowered.capacities, (lambda *e: note.append(e)) if audit else None)
+        told = (lambda *event: note.append(event)) if audit else None
+        self.pool = Pool(self.env, self.lowered.capacities, told, islands=self.lowered.islands)
         self.meetings: dict[int, _Meeting] = {}
         """Those to which some, but not all have come."""
         self.ranks = [_Rank(self.env, c, s, steps) for c, s in enumerate(self.lowered.streams)]
@@ -137,20 +142,24 @@ class Executor:
             env.process(self._host(rank))
             for name, stream in rank.streams.items():
                 env.process(self._stream(rank, stream, rank.times[name]))
-        events = 0
+        self.finished.callbacks.append(_stop)
+        events, step = 0, env.step
         try:
-            while not self.finished.triggered:
+            while True:
                 for _ in range(PROGRESS_EVENTS):
-                    env.step()
                     events += 1
-                    if self.finished.triggered:
-                        break
-                if self.progress:
-                    in_all = sum(rank.ops for rank in self.ranks) * self.steps
-                    self.progress(sum(rank.spans for rank in self.ranks), in_all)
+                    step()
+                self._report_progress()
+        except simpy.core.StopSimulation:
+            self._report_progress()
         except simpy.core.EmptySchedule:
             raise DeadlockError(env.now, self._blocked()) from None
         return self._trace(events, time.perf_counter() - began)
+
+    def _report_progress(self) -> None:
+        if self.progress:
+            in_all = sum(rank.ops for rank in self.ranks) * self.steps
+            self.progress(sum(rank.spans for rank in self.ranks), in_all)
 
     def _host(self, rank: _Rank) -> Process:
         for go, over in zip(rank.go, rank.over, strict=True):

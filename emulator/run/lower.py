@@ -71,6 +71,8 @@ class Lowered(NamedTuple):
     streams: list[dict[str, StreamPlan]]
     """For each rank class: stream name -> its ops."""
     meetings: list[Meeting]
+    islands: list[int]
+    """For each resource the rank class whose device it is a part of; -1 for a link."""
 
 
 class _Kind(NamedTuple):
@@ -149,7 +151,9 @@ class _Lowering:
         placed = cache(lambda activity: _placed(activity, 0, binding))
         meetings = [m._replace(activity=placed(m.activity)) for m in self.meetings.all]
         streams = [self._place(c, kind_of[c], meets[c], meetings, binding) for c in range(len(kind_of))]
-        return Lowered(self.capacities, self.names, streams, meetings)
+        devices = [c for c in range(len(kind_of)) for _ in range(PER_DEVICE)]
+        islands = devices + [-1] * (len(self.capacities) - len(devices))
+        return Lowered(self.capacities, self.names, streams, meetings, islands)
 
     def _kind(self, body: Body) -> _Kind:
         # Worker processes load, and nothing is launched to join streams.

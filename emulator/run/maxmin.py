@@ -40,11 +40,14 @@ class Claimant(Protocol):
 A = TypeVar("A", bound=Claimant)
 
 
-def solve(users: Mapping[int, Mapping[A, int]], room: Mapping[int, int]) -> dict[A, int]:
+def solve(
+    users: Mapping[int, Mapping[A, int]], room: Mapping[int, int], stops: dict[A, int] | None = None
+) -> dict[A, int]:
     """Level of every activity that loads one of the given resources.
 
     users: resource -> {activity: its demand there}. room: resource -> capacity << 62, same keys. A demand on
-    a resource that is not given is ignored: the caller knows that it cannot bind.
+    a resource that is not given is ignored: the caller knows that it cannot bind. `stops`, if given, is told
+    for each activity that a resource has stopped, and not its bound, which one that was.
     """
     left = dict(room)
     load = {r: sum(there.values()) for r, there in users.items()}
@@ -69,6 +72,8 @@ def solve(users: Mapping[int, Mapping[A, int]], room: Mapping[int, int]) -> dict
             level = quotient
             full.append(r)
         stopped = dict.fromkeys(a for r in full for a in users[r] if a not in levels)
+        if stops is not None:
+            stops.update((a, r) for r in full for a in users[r] if a not in levels)
         for a in by_bound[lowest:]:
             if a.bound > level:
                 break

@@ -30,6 +30,7 @@ from simpy.events import NORMAL
 from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
 from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
 from emulator.run.crowd import FAR, Crowd, compiled, fits
+from emulator.run.island import Island, Place
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 REMEMBERED = 256
@@ -48,6 +49,7 @@ class Pool:
     capacities: integer units per second, one per resource. `audit`, if given, is called with (now, running,
     level) whenever a level changes and with level 0 at the end, so that a checker can replay the run.
     crowd_size: a component of so many activities goes to compiled code, which gives the same numbers.
+    islands: for each resource the device that it is a part of, -1 for none, as for a link.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class Pool:
         capacities: Sequence[int],
         audit: Callable[[int, Running, int], None] | None = None,
         crowd_size: int = CROWD_SIZE,
+        islands: Sequence[int] = (),
     ) -> None:
         self.env = env
         self.capacity = list(capacities)
-        self.solves = 0
+        self._solves = 0
         self.ever_contended: set[int] = set()
         self._audit = audit
         self._room = [c << LEVEL_BITS for c in capacities]  # what is not held, in the solver's units
@@ -68,7 +71,7 @@ class Pool:
         self._contended: set[int] = set()  # where more is wanted than there is room
         self._changed: dict[int, None] = {}
         self._settling = False  # what changes now will be settled, and the timer armed, later in this instant
-        self._known: dict[tuple[object, ...], list[int]] = {}
+        self._known: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
         self._due: dict[int, list[Running]] = {}  # time -> what ends then, or begins after its latency
         self._times: list[int] = []  # heap of the keys of _due
         self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
@@ -77,8 +80,19 @@ class Pool:
         self._crowd: Crowd | None = None
         self._crowd_size = crowd_size if max(capacities, default=0) <= FULL else sys.maxsize
         self._missed = 0
+        self._island_of = islands or [-1] * len(self.capacity)
+        self._islands = [Island() for _ in range(max(self._island_of, default=-1) + 1)]
+        for resource, island in enumerate(self._island_of):
+            if island >= 0:
+                self._islands[island].resources.append(resource)
+        self._places: dict[Activity, tuple[Place, ...]] = {}
         self._on_time: Callbacks = [self._fire]
         self._at_end: Callbacks = [self._settle]
+
+    @property
+    def solves(self) -> int:
+        """Solutions that were not known before."""
+        return self._solves + sum(island.solves for island in self._islands)
 
     def alone(self, demands: Demands, bound: int | None = None) -> int:
         """Level of an activity that has the pool to itself (0 if it loads a resource of no capacity)."""
@@ -109,7 +123,11 @@ class Pool:
 
     def hold(self, resource: int, amount: int) -> simpy.Event | None:
         """Take a fixed part of a resource, first come first served: None if it fits now, else its event."""
-        queue = self._holders.setdefault(resource, deque())
+        queue = self._holders.get(resource)
+        if queue is None:
+            queue = self._holders[resource] = deque()
+            if self._island_of[resource] >= 0:
+                self._islands[self._island_of[resource]].held.append(resource)
         if not queue and amount << LEVEL_BITS <= self._room[resource]:
             self._take(resource, amount)
             return None
@@ -148,6 +166,9 @@ class Pool:
             if total > room[resource]:
                 meets = True
                 self._changed[resource] = None
+        places = self._places.get(activity)
+        for island, outside in self._placed(activity) if places is None else places:
+            island.members[running] = outside
         if meets:
             self._settle_later()
         elif activity.bound:
@@ -166,6 +187,8 @@ class Pool:
             wanted[resource] -= want
             if resource in contended:
                 self._changed[resource] = None
+        for island, _ in self._places[running.activity]:
+            del island.members[running]
         if running.member >= 0:
             assert self._crowd
             self._crowd.leave(running)
@@ -187,24 +210,63 @@ class Pool:
         """Level anew what the changes of this instant reach through contended resources."""
         self._settling = False
         changed, self._changed = self._changed, {}
-        reached, constraints, crowded = self._reached(changed)
-        if crowded or len(reached) >= self._crowd_size:
-            if self._settle_crowd(changed, reached):
-                self._arm()
-                return
-            reached, constraints, _ = self._reached(changed)
+        wanted, room, contended, island_of = self._wanted, self._room, self._contended, self._island_of
+        numbers: dict[int, None] = {}
+        for resource in changed:
+            numbers[island_of[resource]] = None
+            if wanted[resource] <= room[resource]:
+                contended.discard(resource)
+            elif resource not in contended:
+                contended.add(resource)
+                self.ever_contended.add(resource)
+        if not self._crowd:
+            for number in numbers:
+                island = self._islands[number] if number >= 0 else None
+                levels = island.levels(room, contended, self._users) if island else None
+                if island and levels is not None:
+                    self._set_levels(island.members, levels)
+                    changed = {r: None for r in changed if island_of[r] != number} if len(numbers) > 1 else {}
+        if changed:
+            self._settle_together(changed)
+        self._arm()
+
+    def _set_levels(self, runnings: Iterable[Running], levels: Iterable[int]) -> None:
+        """Let activities go on at these levels, from now on."""
         now, audit = self.env._now, self._audit
-        for running, level in zip(reached, self._levels(reached, constraints), strict=True):
-            if level != running.level:
-                running.left -= running.level * (now - running.since)
-                running.since, running.level = now, level
+        for running, level in zip(runnings, levels, strict=True):
+            before = running.level
+            if level != before:
+                if before:
+                    running.left -= before * (now - running.since)
+                running.since, running.level, running.stopped_by = now, level, -1
                 if audit:
                     audit(now, running, level)
                 if level:
                     self._await(running, now + ends_in_ps(running.left, level))
                 else:
                     running.end = -1
-        self._arm()
+
+    def _placed(self, activity: Activity) -> tuple[Place, ...]:
+        """Islands of an activity, each with what it claims elsewhere."""
+        of = self._island_of
+        places = tuple(
+            (self._islands[island], tuple(r for r, _, _ in activity.claims if of[r] != island))
+            for island in sorted({of[r] for r, _, _ in activity.claims} - {-1})
+        )
+        self._places[activity] = places
+        return places
+
+    def _settle_together(self, changed: Iterable[int]) -> None:
+        """Level all who are connected to these changes."""
+        reached, constraints, crowded = self._reached(changed)
+        if crowded or len(reached) >= self._crowd_size:
+            if self._settle_crowd(changed, reached):
+                return
+            reached, constraints, _ = self._reached(changed)
+        levels, stops = self._levels(reached, constraints)
+        self._set_levels(reached, levels)
+        for running, stop in zip(reached, stops, strict=True):
+            running.stopped_by = stop
 
     def _reached(self, changed: Iterable[int]) -> tuple[list[Running], list[int], bool]:
         """Activities connected to a change through contended resources, and these resources.
@@ -212,12 +274,6 @@ class Pool:
         A crowd is not entered, only noted: whatever is connected to it and not in it has changed as well.
         """
         users, contended = self._users, self._contended
-        for resource in changed:
-            if self._wanted[resource] <= self._room[resource]:
-                contended.discard(resource)
-            elif resource not in contended:
-                contended.add(resource)
-                self.ever_contended.add(resource)
         reached: dict[Running, None] = {}
         frontier = list(changed)
         seen = set(frontier)
@@ -257,7 +313,7 @@ class Pool:
                 before[running] = running.level
         crowd.join(reached, self._room, self._contended)
         told = crowd.settle(now)
-        self.solves += 1
+        self._solves += 1
         if self._audit:
             for running, level in crowd.levels():
                 if level != before[running]:
@@ -286,6 +342,7 @@ class Pool:
         """Take the members of a crowd back."""
         self._crowd = None
         for running in crowd.disband():
+            running.stopped_by = -1
             for resource, demand, _ in running.activity.claims:
                 self._users[resource][running] = demand
             if running.level:
@@ -295,26 +352,31 @@ class Pool:
             else:
                 running.end = -1
 
-    def _levels(self, reached: list[Running], constraints: list[int]) -> list[int]:
-        """Levels of activities that share no contended resource but these.
+    def _levels(self, reached: list[Running], constraints: list[int]) -> tuple[list[int], list[int]]:
+        """Levels of activities that share no contended resource but these, and which of them stopped each.
 
         A step repeats itself, so what was solved once is remembered by who runs and what room there is.
         """
         if not constraints:
-            return [running.activity.bound for running in reached]
+            return [running.activity.bound for running in reached], [-1] * len(reached)
         key = (
             *[running.activity for running in reached],
             *constraints,
             *[self._room[r] for r in constraints],
         )
-        levels = self._known.get(key)
-        if levels is None:
-            self.solves += 1
-            solved = solve({r: self._users[r] for r in constraints}, {r: self._room[r] for r in constraints})
-            levels = [solved.get(running, running.activity.bound) for running in reached]
+        found = self._known.get(key)
+        if found is None:
+            self._solves += 1
+            stops: dict[Running, int] = {}
+            users = {r: self._users[r] for r in constraints}
+            solved = solve(users, {r: self._room[r] for r in constraints}, stops)
+            found = (
+                [solved.get(running, running.activity.bound) for running in reached],
+                [stops.get(running, -1) for running in reached],
+            )
             if len(reached) <= REMEMBERED:
-                self._known[key] = levels
-        return levels
+                self._known[key] = found
+        return found
 
     def _arm(self) -> None:
         """See to it that the live timer fires no later than the next thing that is due."""
@@ -363,7 +425,7 @@ class Pool:
         if not self._changed:
             self._settling = False
             self._arm()
-        elif env.peek() == now:
+        elif env._queue and env._queue[0][0] == now:
             Alarm(env, self._at_end, 0, END_OF_INSTANT)
         else:
             self._settle(_timer)
