@@ -20,8 +20,8 @@ def plan(job: Job, folded: bool = True) -> Program:
     """Plan one step of a job; unless `folded`, every rank is a class of its own.
 
     Ranks of a stage share a template (in the layer form of fsdp, ranks that own the same units). Rank r sits
-    on GPU r of the cluster. Raises NotAvailableYetError for a schedule that
-    cannot be planned; everything else was checked when the job was constructed.
+    on GPU r of the cluster. Raises NotAvailableYetError for a schedule that cannot be planned; all else
+    was checked when the job was constructed.
     """
     layout = job.layout
     cut = stages(job)

@@ -1,6 +1,6 @@
 """What one collective moves: bytes on every link and hops in sequence, by algorithm. Amounts only, no rates.
 
-S is the size as nccl-tests counts it (`Collective` in `plan/program.py`), n the ranks of the group, N the
+S is the size as nccl-tests counts it (`Collective` in `plan/op.py`), n the ranks of the group, N the
 nodes they sit on. With one rank a node, the algorithms load a port with:
 
     ring all_reduce                     2(n-1)/n S     hops 2(n-1)

@@ -144,8 +144,8 @@ class Replicated:
     the last microbatch, and overlaps with the rest. Gradients are views into the buckets (DDP's
     gradient_as_bucket_view, Megatron's contiguous buffer), so buckets take no memory of their own unless
     gradients travel in another precision than they are kept in. Buckets follow the order in which gradients
-    become ready, as DDP rebuilds them after its first step. In a teaching world the stage is
-    one bucket.
+    become ready, as DDP rebuilds them after its first step. In a teaching world the stage is one
+    bucket.
     """
 
     def __init__(self, plan: Plan) -> None:

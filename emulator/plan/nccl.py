@@ -1,8 +1,7 @@
 """NCCL's own tuning model: latencies, protocols, channels.
 
-Constants of NCCL 2.30.7 tuning.cc and topo.h unless said otherwise. A
-protocol is how bytes travel: LL sends a flag with every four bytes, LL128 one with every 120, Simple
-bare data behind a fence.
+Constants of NCCL 2.30.7 tuning.cc and topo.h unless said otherwise. A protocol is how bytes travel: LL sends
+a flag with every four bytes, LL128 one with every 120, Simple bare data behind a fence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """How long a collective or a transfer would take alone, and which algorithm and protocol NCCL would choose.
 
-The choice belongs to the plan, as NCCL's tuning tables do: it follows from the size and from the *profile* of
-the traffic, which is all that costs depend on, whatever links are used. It is made once for all groups of a
-profile, in exact fractions.
+To choose is to plan: NCCL chooses when a collective is enqueued, from tables, and never looks at what is on
+the links. The algorithm decides which links a group loads, and folding must know that before anything runs.
+The times here are nominal and serve to compare; none goes into the Program, and what a collective takes
+among others is for `run` to find.
+
+A choice follows from the size and from the *profile* of the traffic, which is all that costs depend on,
+whatever links are used. It is made once for all groups of a profile, in exact fractions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Communication of one rank's step, by axis: bytes, time, and how much of it compute hid."""
+"""Communication of one rank's step, by axis: bytes, time, and how much of it was overlapped."""
 
 from __future__ import annotations
 

@@ -49,12 +49,14 @@ class Running(simpy.Event):
     """An activity that has been started. It is the event of its own end, unless `done` was given for that."""
 
     level = 0
-    since = -1  # it has not touched its resources yet
+    since = -1
+    """When its level last changed; -1: it has not touched its resources yet."""
     end = -1
-    stopped_by = (
-        -1
-    )  # the resource that stopped it when it was last levelled with others; -1: none, or unknown
-    member = -1  # its row in a crowd, which then keeps left, level, since and end
+    """When it ends at this level, or touches its resources; -1: not while nothing changes."""
+    stopped_by = -1
+    """The resource that stopped it when it was last levelled with others; -1: none, or unknown."""
+    member = -1
+    """Its row in a crowd, which then keeps left, level, since and end; -1: it is in none."""
 
     def __init__(self, env: Clock, activity: Activity, done: simpy.Event | None, number: int) -> None:
         self.env = env

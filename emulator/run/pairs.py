@@ -90,7 +90,7 @@ def quotient(high: int, low: int, divisor: int) -> int:
 
 @compiled
 def ends_in(high: int, low: int, level: int) -> int:
-    """`pool.ends_in_ps` of a length left and a level >= 1, at most 2**62.
+    """`activity.ends_in_ps` of a length left and a level >= 1, at most 2**62.
 
     max(1, ceil((left - SLACK) / level)), where ceil(x / y) = floor((x + y - 1) / y).
     """
