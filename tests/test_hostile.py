@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from emulator.cli import main
-from emulator.report.export import replacing
+from emulator.plan import plan
+from emulator.report.export import replacing, save_trace
+from emulator.run import run
+from emulator.spec.load import load_job
 
 Capture = pytest.CaptureFixture[str]
 
@@ -141,3 +144,18 @@ def test_another_directory_and_another_hash_seed_give_the_same_files(tmp_path: P
         reports.append(report)
     assert len(traces) == 1
     assert reports[0] == reports[1] == reports[2]
+
+
+def test_the_file_of_any_rank_is_the_same_whether_folded_or_not(job: str) -> None:
+    """Ranks deep inside a class, beside a slow NIC and at the edge of a pod, byte for byte."""
+    slow = 'faults=[{kind = "nic", rank = 17, factor = 0.5}]'
+    sizes = ["layout={pp = 2, dp_shard = 21}", 'pipeline={schedule = "gpipe"}', "global_batch=42"]
+    narrow = {"gpus_per_node": 3, "nodes": 15, "racks_per_pod": 4, "pod_oversubscription": 20.0}
+    spec = load_job(job, [*sizes, slow, *(f"cluster.{field}={value}" for field, value in narrow.items())])
+    folded, unfolded = plan(spec), plan(spec, folded=False)
+    assert len(folded.classes) < len(unfolded.classes) == 42
+    traces = {"folded": run(folded), "unfolded": run(unfolded)}
+    for ranks in ([41], [11, 12], [16, 17, 18], list(range(42))):
+        for name, trace in traces.items():
+            save_trace(trace, f"{name}.json", ranks=ranks)
+        assert Path("folded.json").read_bytes() == Path("unfolded.json").read_bytes(), ranks
