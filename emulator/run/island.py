@@ -9,18 +9,29 @@ and all others on the island have what is left, as if they had been solved with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from emulator.run.activity import Activity, Demands, Running
-from emulator.run.crowd import ALL
-from emulator.run.maxmin import solve
+from emulator.run.maxmin import A, solve
 
-Place = tuple["Island", tuple[int, ...]]
-"""An island on which an activity has claims, and the resources that it claims elsewhere."""
+Place = tuple["Island", tuple["Island", ...]]
+"""An island on which an activity has claims, and the others."""
+
+ANYTHING = -1
+"""No cap."""
 
 _activity_of = attrgetter("activity")
+
+
+def users_of(activities: Iterable[A], resources: Iterable[int]) -> dict[int, dict[A, int]]:
+    """Who loads each of these resources, with the demand there."""
+    users: dict[int, dict[A, int]] = {resource: {} for resource in resources}
+    for activity in activities:
+        for resource, demand in activity.demands:
+            if resource in users:
+                users[resource][activity] = demand
+    return users
 
 
 class _Capped:
@@ -34,70 +45,75 @@ class _Capped:
 
 
 class Island:
-    """Resources of a device and who is on them. `solves` counts what was not known before."""
+    """Resources of a device, or a single link, and who is on them. A link is never settled by itself."""
 
-    __slots__ = ("_known", "held", "members", "resources", "solves")
+    __slots__ = ("_known", "contended", "held", "link", "members", "resources", "solves", "tight")
 
-    def __init__(self) -> None:
-        self.resources: list[int] = []
+    def __init__(self, link: bool = False) -> None:
+        self.link = link
+        self.resources: dict[int, None] = {}
+        """Those that somebody has claimed so far."""
         self.held: list[int] = []
         """Those of which parts have been held."""
-        self.members: dict[Running, tuple[int, ...]] = {}
-        """Activities with claims here, each with the resources that it claims elsewhere."""
+        self.members: dict[Running, tuple[Island, ...]] = {}
+        """Activities with claims here, each with the other islands on which it has claims."""
+        self.tight = False
+        """Whether more is wanted of some resource than there is room: who is here may be stopped here."""
+        self.contended: set[int] = set()
+        """Resources that were contended when it was settled by itself."""
         self.solves = 0
+        """Solutions that were not known before."""
         self._known: dict[tuple[Activity | int, ...], list[int]] = {}
 
-    def levels(
-        self,
-        room: Sequence[int],
-        contended: AbstractSet[int],
-        users: Sequence[Mapping[Running, int]],
-    ) -> list[int] | None:
+    def see(self, wanted: Sequence[int], room: Sequence[int]) -> None:
+        """See whether it is tight."""
+        self.tight = False
+        for resource in self.resources:
+            if wanted[resource] > room[resource]:
+                self.tight = True
+
+    def levels(self, wanted: Sequence[int], room: Sequence[int]) -> list[int] | None:
         """Level of each member; None where that would change what somebody has elsewhere."""
         caps: tuple[int, ...] = ()
         for outside in self.members.values():
-            if outside and not contended.isdisjoint(outside):
-                caps = self._caps(contended)
-                if not caps:
-                    return None
-                break
+            for other in outside:
+                if other.tight and not caps:
+                    caps = self._caps()
+                    if not caps:
+                        return None
         key = (*map(_activity_of, self.members), *map(room.__getitem__, self.held), *caps)
         levels = self._known.get(key)
         if levels is None:
-            levels = self._known[key] = self._solved(room, contended, users, caps)
-        if caps and any(level < cap < ALL for level, cap in zip(levels, caps, strict=True)):
+            levels = self._known[key] = self._solved(wanted, room, caps)
+        if caps and any(level < cap for level, cap in zip(levels, caps, strict=True)):
             return None
         return levels
 
-    def _caps(self, contended: AbstractSet[int]) -> tuple[int, ...]:
-        """Most that each member may have here (ALL: anything); nothing if somebody was stopped here.
+    def _caps(self) -> tuple[int, ...]:
+        """Most that each member may have here (-1: anything); nothing if somebody was stopped here.
 
-        Whoever also claims contended resources elsewhere may have its level of now, if it was stopped there
-        or runs at its bound.
+        Whoever is also on tight islands elsewhere may have its level of now, if it was stopped there or runs
+        at its bound.
         """
         caps = []
         for running, outside in self.members.items():
-            cap = ALL
-            if outside and not contended.isdisjoint(outside):
+            cap = ANYTHING
+            if any(other.tight for other in outside):
                 cap, stop = running.level, running.stopped_by
                 if cap != running.bound and (stop < 0 or stop in self.resources):
                     return ()
             caps.append(cap)
         return tuple(caps)
 
-    def _solved(
-        self,
-        room: Sequence[int],
-        contended: AbstractSet[int],
-        users: Sequence[Mapping[Running, int]],
-        caps: Sequence[int],
-    ) -> list[int]:
+    def _solved(self, wanted: Sequence[int], room: Sequence[int], caps: Sequence[int]) -> list[int]:
+        capped = [
+            _Capped(running.demands, running.bound if cap == ANYTHING else min(running.bound, cap))
+            for running, cap in zip(self.members, caps or [ANYTHING] * len(self.members), strict=True)
+        ]
+        binding = [r for r in self.resources if wanted[r] > room[r]]
+        if not binding:
+            return [each.bound for each in capped]
         self.solves += 1
-        capped = {
-            running: _Capped(running.demands, min(running.bound, cap))
-            for running, cap in zip(self.members, caps or [ALL] * len(self.members), strict=True)
-        }
-        binding = [r for r in self.resources if r in contended]
-        here = {r: {capped[running]: demand for running, demand in users[r].items()} for r in binding}
-        levels = solve(here, {r: room[r] for r in binding})
-        return [levels.get(each, each.bound) for each in capped.values()]
+        self.contended.update(binding)
+        levels = solve(users_of(capped, binding), {r: room[r] for r in binding})
+        return [levels.get(each, each.bound) for each in capped]

@@ -30,7 +30,7 @@ from simpy.events import NORMAL
 from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
 from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
 from emulator.run.crowd import FAR, Crowd, compiled, fits
-from emulator.run.island import Island, Place
+from emulator.run.island import Island, Place, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 REMEMBERED = 256
@@ -63,13 +63,11 @@ class Pool:
         self.env = env
         self.capacity = list(capacities)
         self._solves = 0
-        self.ever_contended: set[int] = set()
+        self._contended: set[int] = set()
         self._audit = audit
         self._room = [c << LEVEL_BITS for c in capacities]  # what is not held, in the solver's units
         self._wanted = [0] * len(self.capacity)
-        self._users: list[dict[Running, int]] = [{} for _ in self.capacity]
-        self._contended: set[int] = set()  # where more is wanted than there is room
-        self._changed: dict[int, None] = {}
+        self._changed: dict[Island, None] = {}  # where somebody may get another level
         self._settling = False  # what changes now will be settled, and the timer armed, later in this instant
         self._known: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
         self._due: dict[int, list[Running]] = {}  # time -> what ends then, or begins after its latency
@@ -80,11 +78,9 @@ class Pool:
         self._crowd: Crowd | None = None
         self._crowd_size = crowd_size if max(capacities, default=0) <= FULL else sys.maxsize
         self._missed = 0
-        self._island_of = islands or [-1] * len(self.capacity)
-        self._islands = [Island() for _ in range(max(self._island_of, default=-1) + 1)]
-        for resource, island in enumerate(self._island_of):
-            if island >= 0:
-                self._islands[island].resources.append(resource)
+        devices = [Island() for _ in range(max(islands, default=-1) + 1)]
+        links = [-1] * len(self.capacity)
+        self._island_of = [devices[i] if i >= 0 else Island(link=True) for i in islands or links]
         self._places: dict[Activity, tuple[Place, ...]] = {}
         self._on_time: Callbacks = [self._fire]
         self._at_end: Callbacks = [self._settle]
@@ -92,7 +88,12 @@ class Pool:
     @property
     def solves(self) -> int:
         """Solutions that were not known before."""
-        return self._solves + sum(island.solves for island in self._islands)
+        return self._solves + sum(island.solves for island in dict.fromkeys(self._island_of))
+
+    @property
+    def ever_contended(self) -> set[int]:
+        """Resources of which more was wanted than there was room, at the end of some instant."""
+        return self._contended.union(*(island.contended for island in self._island_of))
 
     def alone(self, demands: Demands, bound: int | None = None) -> int:
         """Level of an activity that has the pool to itself (0 if it loads a resource of no capacity)."""
@@ -126,8 +127,7 @@ class Pool:
         queue = self._holders.get(resource)
         if queue is None:
             queue = self._holders[resource] = deque()
-            if self._island_of[resource] >= 0:
-                self._islands[self._island_of[resource]].held.append(resource)
+            self._island_of[resource].held.append(resource)
         if not queue and amount << LEVEL_BITS <= self._room[resource]:
             self._take(resource, amount)
             return None
@@ -145,32 +145,33 @@ class Pool:
             fits.succeed()
 
     def _take(self, resource: int, amount: int) -> None:
-        self._room[resource] -= amount << LEVEL_BITS
-        if self._wanted[resource] > self._room[resource] or resource in self._contended:
-            self._changed[resource] = None
-            self._settle_later()
+        before = self._room[resource]
+        self._room[resource] = now = before - (amount << LEVEL_BITS)
+        if self._wanted[resource] > min(before, now):
+            self._changed[self._island_of[resource]] = None
+            if not self._settling:
+                self._settle_later()
 
     def _settle_later(self) -> None:
-        if not self._settling:
-            self._settling = True
-            Alarm(self.env, self._at_end, 0, END_OF_INSTANT)
+        self._settling = True
+        Alarm(self.env, self._at_end, 0, END_OF_INSTANT)
 
     def _enter(self, running: Running) -> None:
         """Put an activity on its resources; it runs at once if all of them have room for it."""
-        activity, users, wanted, room = running.activity, self._users, self._wanted, self._room
+        activity, wanted, room = running.activity, self._wanted, self._room
         running.since = now = self.env._now
         meets = False
-        for resource, demand, want in activity.claims:
-            users[resource][running] = demand
+        for resource, _, want in activity.claims:
             wanted[resource] = total = wanted[resource] + want
             if total > room[resource]:
                 meets = True
-                self._changed[resource] = None
+                self._changed[self._island_of[resource]] = None
         places = self._places.get(activity)
         for island, outside in self._placed(activity) if places is None else places:
             island.members[running] = outside
         if meets:
-            self._settle_later()
+            if not self._settling:
+                self._settle_later()
         elif activity.bound:
             running.level = activity.bound
             if self._audit:
@@ -181,20 +182,30 @@ class Pool:
 
     def _leave(self, running: Running) -> None:
         """Take an activity off its resources; whoever calls sees to it that this is settled."""
-        users, wanted, contended = self._users, self._wanted, self._contended
-        for resource, _, want in running.activity.claims:
-            users[resource].pop(running, None)  # a crowd's members are not there
-            wanted[resource] -= want
-            if resource in contended:
-                self._changed[resource] = None
-        for island, _ in self._places[running.activity]:
-            del island.members[running]
-        if running.member >= 0:
+        activity, wanted, room = running.activity, self._wanted, self._room
+        for resource, _, want in activity.claims:
+            before = wanted[resource]
+            wanted[resource] = before - want
+            if before > room[resource]:
+                self._changed[self._island_of[resource]] = None
+        if running.member < 0:
+            for island, _ in self._places[activity]:
+                del island.members[running]
+        else:
             assert self._crowd
             self._crowd.leave(running)
-            self._changed[running.activity.claims[0][0]] = None  # to see who is next, contended or not
+            self._changed[self._island_of[activity.claims[0][0]]] = None  # to see who is next, tight or not
         if self._audit:
             self._audit(self.env.now, running, 0)
+
+    def _placed(self, activity: Activity) -> tuple[Place, ...]:
+        """Islands of an activity, each with the others."""
+        for resource, _, _ in activity.claims:
+            self._island_of[resource].resources[resource] = None
+        islands = dict.fromkeys(self._island_of[resource] for resource, _, _ in activity.claims)
+        places = tuple((each, tuple(other for other in islands if other is not each)) for each in islands)
+        self._places[activity] = places
+        return places
 
     def _await(self, running: Running, when: int) -> None:
         """Have an activity end, or begin, at a time; what was noted before no longer holds."""
@@ -207,27 +218,21 @@ class Pool:
             there.append(running)
 
     def _settle(self, _event: simpy.Event) -> None:
-        """Level anew what the changes of this instant reach through contended resources."""
+        """Level anew what the changes of this instant reach."""
         self._settling = False
         changed, self._changed = self._changed, {}
-        wanted, room, contended, island_of = self._wanted, self._room, self._contended, self._island_of
-        numbers: dict[int, None] = {}
-        for resource in changed:
-            numbers[island_of[resource]] = None
-            if wanted[resource] <= room[resource]:
-                contended.discard(resource)
-            elif resource not in contended:
-                contended.add(resource)
-                self.ever_contended.add(resource)
-        if not self._crowd:
-            for number in numbers:
-                island = self._islands[number] if number >= 0 else None
-                levels = island.levels(room, contended, self._users) if island else None
-                if island and levels is not None:
-                    self._set_levels(island.members, levels)
-                    changed = {r: None for r in changed if island_of[r] != number} if len(numbers) > 1 else {}
-        if changed:
-            self._settle_together(changed)
+        wanted, room = self._wanted, self._room
+        for island in changed:
+            island.see(wanted, room)
+        together = []
+        for island in changed:
+            levels = None if island.link or self._crowd else island.levels(wanted, room)
+            if levels is None:
+                together.append(island)
+            else:
+                self._set_levels(island.members, levels)
+        if together:
+            self._settle_together(together)
         self._arm()
 
     def _set_levels(self, runnings: Iterable[Running], levels: Iterable[int]) -> None:
@@ -246,52 +251,41 @@ class Pool:
                 else:
                     running.end = -1
 
-    def _placed(self, activity: Activity) -> tuple[Place, ...]:
-        """Islands of an activity, each with what it claims elsewhere."""
-        of = self._island_of
-        places = tuple(
-            (self._islands[island], tuple(r for r, _, _ in activity.claims if of[r] != island))
-            for island in sorted({of[r] for r, _, _ in activity.claims} - {-1})
-        )
-        self._places[activity] = places
-        return places
-
-    def _settle_together(self, changed: Iterable[int]) -> None:
+    def _settle_together(self, changed: Sequence[Island]) -> None:
         """Level all who are connected to these changes."""
-        reached, constraints, crowded = self._reached(changed)
+        reached, islands = self._reached(changed)
+        here = self._crowd.here.keys() if self._crowd else ()
+        crowded = any(resource in here for island in islands for resource in island.resources)
         if crowded or len(reached) >= self._crowd_size:
             if self._settle_crowd(changed, reached):
                 return
-            reached, constraints, _ = self._reached(changed)
-        levels, stops = self._levels(reached, constraints)
+            reached, islands = self._reached(changed)
+        wanted, room = self._wanted, self._room
+        binding = [r for island in islands for r in island.resources if wanted[r] > room[r]]
+        levels, stops = self._levels(reached, binding)
         self._set_levels(reached, levels)
         for running, stop in zip(reached, stops, strict=True):
             running.stopped_by = stop
 
-    def _reached(self, changed: Iterable[int]) -> tuple[list[Running], list[int], bool]:
-        """Activities connected to a change through contended resources, and these resources.
+    @staticmethod
+    def _reached(changed: Iterable[Island]) -> tuple[list[Running], list[Island]]:
+        """Activities connected to a change through tight islands, and these islands.
 
-        A crowd is not entered, only noted: whatever is connected to it and not in it has changed as well.
+        A crowd is not entered: whatever is connected to it and not in it has changed as well.
         """
-        users, contended = self._users, self._contended
         reached: dict[Running, None] = {}
-        frontier = list(changed)
-        seen = set(frontier)
-        here = self._crowd.here if self._crowd else ()
-        crowded = False
-        for resource in frontier:  # it grows as we go
-            if resource in here:
-                crowded = True
-            for running in users[resource]:
-                if running not in reached:
-                    reached[running] = None
-                    for other, _, _ in running.activity.claims:
-                        if other in contended and other not in seen:
-                            seen.add(other)
-                            frontier.append(other)
-        return list(reached), [r for r in frontier if r in contended], crowded
+        islands = list(changed)
+        seen = set(islands)
+        for island in islands:  # it grows as we go
+            for running, outside in island.members.items():
+                reached[running] = None
+                for other in outside:
+                    if other.tight and other not in seen:
+                        seen.add(other)
+                        islands.append(other)
+        return list(reached), islands
 
-    def _settle_crowd(self, changed: Iterable[int], reached: list[Running]) -> bool:
+    def _settle_crowd(self, changed: Iterable[Island], reached: list[Running]) -> bool:
         """Settle a crowd and those who were reached, as members of it; False if it is to be done without."""
         crowd = self._crowd or self._new_crowd(len(reached))
         if not crowd:
@@ -302,16 +296,20 @@ class Pool:
         if few or now >= FAR or not all(fits(running.activity) for running in reached):
             self._disband(crowd)
             return False
-        for resource in changed:
-            crowd.change(resource, self._room[resource], resource in self._contended)
+        wanted, room = self._wanted, self._room
+        for island in changed:
+            for resource in island.resources:
+                crowd.change(resource, room[resource], wanted[resource] > room[resource])
         before = dict(crowd.levels()) if self._audit else {}
         ends, due = crowd.next, crowd.due_ps
         for running in reached:
-            for resource, _, _ in running.activity.claims:
-                del self._users[resource][running]
+            for island, _ in self._places[running.activity]:
+                del island.members[running]
             if self._audit:
                 before[running] = running.level
-        crowd.join(reached, self._room, self._contended)
+            used = (r for r, _, _ in running.activity.claims)
+            self._contended.update(r for r in used if wanted[r] > room[r])
+        crowd.join(reached, room, wanted)
         told = crowd.settle(now)
         self._solves += 1
         if self._audit:
@@ -343,8 +341,8 @@ class Pool:
         self._crowd = None
         for running in crowd.disband():
             running.stopped_by = -1
-            for resource, demand, _ in running.activity.claims:
-                self._users[resource][running] = demand
+            for island, outside in self._places[running.activity]:
+                island.members[running] = outside
             if running.level:
                 if running.end == FAR:
                     running.end = running.since + ends_in_ps(running.left, running.level)
@@ -352,24 +350,20 @@ class Pool:
             else:
                 running.end = -1
 
-    def _levels(self, reached: list[Running], constraints: list[int]) -> tuple[list[int], list[int]]:
+    def _levels(self, reached: list[Running], binding: list[int]) -> tuple[list[int], list[int]]:
         """Levels of activities that share no contended resource but these, and which of them stopped each.
 
         A step repeats itself, so what was solved once is remembered by who runs and what room there is.
         """
-        if not constraints:
+        if not binding:
             return [running.activity.bound for running in reached], [-1] * len(reached)
-        key = (
-            *[running.activity for running in reached],
-            *constraints,
-            *[self._room[r] for r in constraints],
-        )
+        key = (*[running.activity for running in reached], *binding, *[self._room[r] for r in binding])
         found = self._known.get(key)
         if found is None:
             self._solves += 1
+            self._contended.update(binding)
             stops: dict[Running, int] = {}
-            users = {r: self._users[r] for r in constraints}
-            solved = solve(users, {r: self._room[r] for r in constraints}, stops)
+            solved = solve(users_of(reached, binding), {r: self._room[r] for r in binding}, stops)
             found = (
                 [solved.get(running, running.activity.bound) for running in reached],
                 [stops.get(running, -1) for running in reached],
