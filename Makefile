@@ -35,6 +35,7 @@ plots: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest -m bench -s -p no:cacheprovider
+	$(BIN)/python -m plots speed
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -233,12 +233,29 @@ def changed(patch: Patch, change: Callable[[Program], Program]) -> None:
 
 
 @mutant
-def last_member_represents(patch: Patch) -> None:
+def bound_as_another_class(patch: Patch) -> None:
+    """A class with the groups and peers of another one that does the same: the wrong representative."""
+
     def change(program: Program) -> Program:
-        turned = (msgspec.structs.replace(c, members=c.members[::-1]) for c in program.classes)
-        return msgspec.structs.replace(program, classes=tuple(turned))
+        classes = []
+        for c in program.classes:
+            other = next((d for d in program.classes if d.template == c.template and d is not c), c)
+            classes.append(msgspec.structs.replace(c, groups=other.groups, peers=other.peers))
+        return msgspec.structs.replace(program, classes=tuple(classes))
 
     changed(patch, change)
+
+
+@mutant
+def one_link_of_a_kind_represents_all(patch: Patch) -> None:
+    original = _Graph.link_classes
+
+    def merged(graph: _Graph) -> Any:
+        links, first = original(graph)
+        kinds = graph.fabric.kinds()[links]
+        return links, np.array([first[kinds == kind].min() for kind in kinds], dtype=np.int64)
+
+    patch.setattr(_Graph, "link_classes", merged)
 
 
 @mutant

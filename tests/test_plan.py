@@ -697,3 +697,11 @@ def test_naive_keeps_one_stage_busy() -> None:
     times = FixedTimes(forward=1.0, backward=1.0)
     program = plan(job(model=replace(TINY, layers=8), pp=8, m=3, schedule="naive", fixed_times=times))
     assert run(program).end_ps == 8 * 3 * 2 * PS_PER_SECOND
+
+
+def test_nobody_sends_to_himself() -> None:
+    program = plan(job(pp=2), folded=False)
+    first = program.classes[0]
+    broken = replace(first, peers=first.peers | {"next": 0})
+    with pytest.raises(ProgramError, match="rank 0: its peer next is itself"):
+        check(replace(program, classes=(broken, *program.classes[1:])))

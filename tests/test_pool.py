@@ -299,3 +299,23 @@ def test_the_solver_does_not_care_for_order(world: World, random: Random) -> Non
     random.shuffle(shuffled)
     random.shuffle(names)
     assert levels(shuffled, names) == reference
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been() -> None:
+    """Stopped by the end of a flow, in the middle of an instant: the others still get what it leaves."""
+
+    def ends(stop: bool) -> list[int]:
+        env = Clock()
+        pool = Pool(env, [G])
+        flows = [
+            pool.start(Activity(((0, G),), (size * PS_PER_SECOND) << LEVEL_BITS, FULL)) for size in (1, 2, 3)
+        ]
+        times: list[int] = []
+        for flow in flows:
+            flow.callbacks.append(lambda _event: times.append(env.now))
+        if stop:
+            env.run(until=flows[0])
+        env.run()
+        return times
+
+    assert ends(stop=True) == ends(stop=False) == [s * PS_PER_SECOND for s in (3, 5, 6)]

@@ -202,6 +202,8 @@ def _check_transfers(program: Program) -> list[Joined]:
             other = rank_class.peers[peer]
             if other not in class_of:
                 raise ProgramError(f"rank {rank}: its peer {peer} is rank {other}, which is in no class")
+            if other == rank:
+                raise ProgramError(f"rank {rank}: its peer {peer} is itself, and nobody sends to himself")
             there = class_of[other].template
             back = [name for name in ends[there] if class_of[other].peers[name] in rank_class.members]
             key = (here, peer, there, *back)

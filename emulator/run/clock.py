@@ -24,6 +24,10 @@ class Clock(simpy.Environment):
         def now(self) -> int:
             """The time, in picoseconds."""
 
+    def more_now(self) -> bool:
+        """Whether something else is left in the queue for this instant."""
+        return bool(self._queue) and self._queue[0][0] == self._now
+
 
 class Alarm(simpy.Event):
     """Calls back after a delay; at once, but after everything else of this instant, if it is for its end."""

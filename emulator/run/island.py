@@ -3,8 +3,14 @@
 Kernels and copies ask for nothing outside their device. What does, a collective or a transfer, couples it
 with others only while a resource that it asks for elsewhere is contended. Its level is then that of the
 fullest place it goes through; as long as that is elsewhere, and the island lets it have as much, the island
-is settled under that level, and nobody else changes. This is exact: who is stopped elsewhere still is,
-and all others on the island have what is left, as if they had been solved with everybody together.
+is settled under that level, and nobody else changes:
+
+    cap_j = y_j            for every member j that is stopped elsewhere (or runs at its bound), y_j its level
+    cap_j = bound_j        for the others
+    levels of the island alone, under these caps, stand if all who are stopped elsewhere keep y_j
+
+This is exact: who is stopped elsewhere still is, and all others on the island have what is left, as if they
+had been solved with everybody together.
 """
 
 from __future__ import annotations
@@ -18,6 +24,9 @@ from emulator.run.maxmin import A, solve
 Place = tuple["Island", tuple["Island", ...]]
 """An island on which an activity has claims, and the others."""
 
+MOST_KNOWN = 4096
+"""Solutions that are kept: a step repeats itself, but where a level of elsewhere is part of what is known, it
+may never come again."""
 ANYTHING = -1
 """No cap."""
 
@@ -63,7 +72,7 @@ class Island:
         """Resources that were contended when it was settled by itself."""
         self.solves = 0
         """Solutions that were not known before."""
-        self._known: dict[tuple[Activity | int, ...], list[int]] = {}
+        self._known: dict[tuple[tuple[Activity, ...], tuple[int, ...], tuple[int, ...]], list[int]] = {}
 
     def see(self, wanted: Sequence[int], room: Sequence[int]) -> None:
         """See whether it is tight."""
@@ -81,9 +90,11 @@ class Island:
                     caps = self._caps()
                     if not caps:
                         return None
-        key = (*map(_activity_of, self.members), *map(room.__getitem__, self.held), *caps)
+        key = tuple(map(_activity_of, self.members)), tuple([room[r] for r in self.held]), caps
         levels = self._known.get(key)
         if levels is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             levels = self._known[key] = self._solved(wanted, room, caps)
         if caps and any(level < cap for level, cap in zip(levels, caps, strict=True)):
             return None

@@ -32,8 +32,14 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def kept(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, and all that it calls, in machine code that is kept on disk from run to run."""
-    return cast("Callable[P, R]", numba.njit(cache=True, **OPTIONS)(function))
+    """The function, and all that it calls, in machine code that is kept on disk from run to run.
+
+    Where there is no place to write, it is compiled anew in each run.
+    """
+    try:
+        return cast("Callable[P, R]", numba.njit(cache=True, **OPTIONS)(function))
+    except RuntimeError:
+        return compiled(function)
 
 
 @compiled

@@ -30,7 +30,7 @@ from simpy.events import NORMAL
 from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
 from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
 from emulator.run.crowd import FAR, Crowd, compiled, fits
-from emulator.run.island import Island, Place, users_of
+from emulator.run.island import MOST_KNOWN, Island, Place, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 REMEMBERED = 256
@@ -231,7 +231,7 @@ class Pool:
                 together.append(island)
             else:
                 self._set_levels(island.members, levels)
-        if together:
+        if together:  # comes last, for it may reach islands that have been settled
             self._settle_together(together)
         self._arm()
 
@@ -368,6 +368,8 @@ class Pool:
                 [solved.get(running, running.activity.bound) for running in reached],
                 [stops.get(running, -1) for running in reached],
             )
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             if len(reached) <= REMEMBERED:
                 self._known[key] = found
         return found
@@ -412,14 +414,18 @@ class Pool:
                         ended.append(running.done or running)
             for running in begun:
                 self._enter(running)
-            if ended:
+            try:
                 wake(ended)
+            except BaseException:  # somebody stopped the simulation: if it goes on, this instant is settled
+                if not later:
+                    Alarm(env, self._at_end, 0, END_OF_INSTANT)
+                raise
         if later:
             return
         if not self._changed:
             self._settling = False
             self._arm()
-        elif env._queue and env._queue[0][0] == now:
+        elif env.more_now():
             Alarm(env, self._at_end, 0, END_OF_INSTANT)
         else:
             self._settle(_timer)

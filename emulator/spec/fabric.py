@@ -118,10 +118,6 @@ class Fabric:
         """Id of a GPU's own port: one of GPU_KINDS."""
         return LINKS_PER_GPU * gpu + GPU_KINDS.index(kind)
 
-    def gpu_of_nic(self, link: int) -> int:
-        """GPU whose NIC the link is a direction of; -1 for any other link."""
-        return link // LINKS_PER_GPU if self.kind(link) in ("nic.out", "nic.in") else -1
-
     def kind(self, link: int) -> Kind:
         """Class of a link; all links of a class have the same rates."""
         self._check("link", link, self._links)
