@@ -70,7 +70,7 @@ def caps_forgotten(island: Island) -> tuple[int, ...]:
 
 
 def stopped_here_or_there(island: Island) -> tuple[int, ...]:
-    return tuple(r.level if outside else ANYTHING for r, outside in island.members.items())
+    return tuple(r.level if r.tight > island.tight else ANYTHING for r in island.members)
 
 
 @pytest.mark.parametrize("mutant", [caps_forgotten, stopped_here_or_there])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import simpy
 
 from emulator.run.clock import Clock
@@ -31,15 +29,14 @@ class Activity:
     which passes before it touches any resource. alone_ps is how long all of it takes at the bound.
     """
 
-    __slots__ = ("alone_ps", "bound", "claims", "delay_ps", "demands", "fluid_ps", "length", "serial")
-    _serials = count()
+    __slots__ = ("alone_ps", "bound", "claims", "delay_ps", "demand_on", "demands", "fluid_ps", "length")
 
     def __init__(self, demands: Demands, length: int, bound: int, delay_ps: int = 0) -> None:
         self.demands = demands
+        self.demand_on = dict(demands)
         self.length = length
         self.bound = bound
         self.delay_ps = delay_ps
-        self.serial = next(self._serials)
         self.claims = tuple((r, demand, demand * bound) for r, demand in demands)
         self.fluid_ps = ends_in_ps(length, bound) if bound else 0
         self.alone_ps = delay_ps + self.fluid_ps
@@ -53,6 +50,8 @@ class Running(simpy.Event):
     """When its level last changed; -1: it has not touched its resources yet."""
     end = -1
     """When it ends at this level, or touches its resources; -1: not while nothing changes."""
+    tight = 0
+    """How many of the islands that it is on are tight."""
     stopped_by = -1
     """The resource that stopped it when it was last levelled with others; -1: none, or unknown."""
     member = -1

@@ -21,9 +21,6 @@ from operator import attrgetter
 from emulator.run.activity import Activity, Demands, Running
 from emulator.run.maxmin import A, solve
 
-Place = tuple["Island", tuple["Island", ...]]
-"""An island on which an activity has claims, and the others."""
-
 MOST_KNOWN = 4096
 """Solutions that are kept: a step repeats itself, but where a level of elsewhere is part of what is known, it
 may never come again."""
@@ -65,7 +62,7 @@ class Island:
         self.held: list[int] = []
         """Those of which parts have been held."""
         self.members: dict[Running, tuple[Island, ...]] = {}
-        """Activities with claims here, each with the other islands on which it has claims."""
+        """Activities with claims here, each with all islands on which it has claims."""
         self.tight = False
         """Whether more is wanted of some resource than there is room: who is here may be stopped here."""
         self.contended: set[int] = set()
@@ -75,21 +72,25 @@ class Island:
         self._known: dict[tuple[tuple[Activity, ...], tuple[int, ...], tuple[int, ...]], list[int]] = {}
 
     def see(self, wanted: Sequence[int], room: Sequence[int]) -> None:
-        """See whether it is tight."""
-        self.tight = False
+        """See whether it is tight, and let everybody who is here know."""
+        tight = False
         for resource in self.resources:
             if wanted[resource] > room[resource]:
-                self.tight = True
+                tight = True
+        if tight != self.tight:
+            self.tight = tight
+            for running in self.members:
+                running.tight += 1 if tight else -1
 
     def levels(self, wanted: Sequence[int], room: Sequence[int]) -> list[int] | None:
         """Level of each member; None where that would change what somebody has elsewhere."""
         caps: tuple[int, ...] = ()
-        for outside in self.members.values():
-            for other in outside:
-                if other.tight and not caps:
-                    caps = self._caps()
-                    if not caps:
-                        return None
+        for running in self.members:
+            if running.tight > self.tight:
+                caps = self._caps()
+                if not caps:
+                    return None
+                break
         key = tuple(map(_activity_of, self.members)), tuple([room[r] for r in self.held]), caps
         levels = self._known.get(key)
         if levels is None:
@@ -107,9 +108,9 @@ class Island:
         at its bound.
         """
         caps = []
-        for running, outside in self.members.items():
+        for running in self.members:
             cap = ANYTHING
-            if any(other.tight for other in outside):
+            if running.tight > self.tight:
                 cap, stop = running.level, running.stopped_by
                 if cap != running.bound and (stop < 0 or stop in self.resources):
                     return ()
@@ -117,11 +118,12 @@ class Island:
         return tuple(caps)
 
     def _solved(self, wanted: Sequence[int], room: Sequence[int], caps: Sequence[int]) -> list[int]:
-        capped = [
-            _Capped(running.demands, running.bound if cap == ANYTHING else min(running.bound, cap))
-            for running, cap in zip(self.members, caps or [ANYTHING] * len(self.members), strict=True)
-        ]
         binding = [r for r in self.resources if wanted[r] > room[r]]
+        capped = []
+        for running, cap in zip(self.members, caps or [ANYTHING] * len(self.members), strict=True):
+            demand_on = running.activity.demand_on
+            here = tuple((r, demand_on[r]) for r in binding if r in demand_on)
+            capped.append(_Capped(here, running.bound if cap == ANYTHING else min(running.bound, cap)))
         if not binding:
             return [each.bound for each in capped]
         self.solves += 1

@@ -30,7 +30,7 @@ from simpy.events import NORMAL
 from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
 from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
 from emulator.run.crowd import FAR, Crowd, compiled, fits
-from emulator.run.island import MOST_KNOWN, Island, Place, users_of
+from emulator.run.island import MOST_KNOWN, Island, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 REMEMBERED = 256
@@ -81,7 +81,7 @@ class Pool:
         devices = [Island() for _ in range(max(islands, default=-1) + 1)]
         links = [-1] * len(self.capacity)
         self._island_of = [devices[i] if i >= 0 else Island(link=True) for i in islands or links]
-        self._places: dict[Activity, tuple[Place, ...]] = {}
+        self._places: dict[Activity, tuple[Island, ...]] = {}
         self._on_time: Callbacks = [self._fire]
         self._at_end: Callbacks = [self._settle]
 
@@ -166,9 +166,11 @@ class Pool:
             if total > room[resource]:
                 meets = True
                 self._changed[self._island_of[resource]] = None
-        places = self._places.get(activity)
-        for island, outside in self._placed(activity) if places is None else places:
-            island.members[running] = outside
+        islands = self._places.get(activity) or self._placed(activity)
+        for island in islands:
+            island.members[running] = islands
+            if island.tight:
+                running.tight += 1
         if meets:
             if not self._settling:
                 self._settle_later()
@@ -189,7 +191,7 @@ class Pool:
             if before > room[resource]:
                 self._changed[self._island_of[resource]] = None
         if running.member < 0:
-            for island, _ in self._places[activity]:
+            for island in self._places[activity]:
                 del island.members[running]
         else:
             assert self._crowd
@@ -198,14 +200,13 @@ class Pool:
         if self._audit:
             self._audit(self.env.now, running, 0)
 
-    def _placed(self, activity: Activity) -> tuple[Place, ...]:
-        """Islands of an activity, each with the others."""
+    def _placed(self, activity: Activity) -> tuple[Island, ...]:
+        """Islands of an activity."""
         for resource, _, _ in activity.claims:
             self._island_of[resource].resources[resource] = None
-        islands = dict.fromkeys(self._island_of[resource] for resource, _, _ in activity.claims)
-        places = tuple((each, tuple(other for other in islands if other is not each)) for each in islands)
-        self._places[activity] = places
-        return places
+        islands = tuple(dict.fromkeys(self._island_of[resource] for resource, _, _ in activity.claims))
+        self._places[activity] = islands
+        return islands
 
     def _await(self, running: Running, when: int) -> None:
         """Have an activity end, or begin, at a time; what was noted before no longer holds."""
@@ -277,12 +278,12 @@ class Pool:
         islands = list(changed)
         seen = set(islands)
         for island in islands:  # it grows as we go
-            for running, outside in island.members.items():
-                reached[running] = None
-                for other in outside:
-                    if other.tight and other not in seen:
-                        seen.add(other)
-                        islands.append(other)
+            for running, places in island.members.items():
+                if running not in reached:
+                    reached[running] = None
+                    new = [other for other in places if other.tight and other not in seen]
+                    seen.update(new)
+                    islands += new
         return list(reached), islands
 
     def _settle_crowd(self, changed: Iterable[Island], reached: list[Running]) -> bool:
@@ -303,7 +304,7 @@ class Pool:
         before = dict(crowd.levels()) if self._audit else {}
         ends, due = crowd.next, crowd.due_ps
         for running in reached:
-            for island, _ in self._places[running.activity]:
+            for island in self._places[running.activity]:
                 del island.members[running]
             if self._audit:
                 before[running] = running.level
@@ -341,8 +342,10 @@ class Pool:
         self._crowd = None
         for running in crowd.disband():
             running.stopped_by = -1
-            for island, outside in self._places[running.activity]:
-                island.members[running] = outside
+            islands = self._places[running.activity]
+            running.tight = sum(island.tight for island in islands)
+            for island in islands:
+                island.members[running] = islands
             if running.level:
                 if running.end == FAR:
                     running.end = running.since + ends_in_ps(running.left, running.level)
