@@ -107,7 +107,7 @@ def draw() -> Figure:
     for ax in (ranks, microbatches, layers):
         ax.set_ylim(0.02, 150)
     ranks.set_ylabel("seconds, where SimPy\nmakes 1.2 M timeouts/s")
-    ranks.legend(loc="upper right", bbox_to_anchor=(1.0, 0.62))
+    microbatches.legend(loc="upper left")
     ranks.set_title("A step of Llama 3 405B's layers with FSDP, kernel by kernel", loc="left")
     return fig
 

@@ -176,7 +176,7 @@ def test_llama_3_405b(capsys: pytest.CaptureFixture[str]) -> None:
 def test_growth(capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds over ranks (flat), microbatches and layers (linear)."""
     parts = {
-        "ranks": [Case(gpus=gpus) for gpus in (1024, 4096, 16_384, 65_536, 131_072)],
+        "ranks": [Case(gpus=gpus) for gpus in (1024, 4096, 16_384, 131_072)],
         "microbatches": [Case(microbatches=m) for m in (4, 8, 16, 32, 64)],
         "layers": [Case(layers=layers) for layers in (32, 64, 126, 256, 512)],
     }
@@ -192,12 +192,13 @@ def test_flow_sharing(capsys: pytest.CaptureFixture[str]) -> None:
     rows = []
     for name in ("star_1000", "star_3000"):
         flows = star(f"{name}.txt")
-        play([50 * G] * 256, flows[:300])  # what is compiled or loaded once is not a flow's time
+        # What is compiled or loaded once is not a flow's time.
+        play([50 * G] * 256, star("star_1000.txt"), 50 * G)
         yard, seconds = [], []
         for _ in range(3):
             yard.append(simpy_timeouts())
             began = time.perf_counter()
-            play([50 * G] * 256, flows)
+            play([50 * G] * 256, flows, 50 * G)
             seconds.append(time.perf_counter() - began)
         rows.append(
             {

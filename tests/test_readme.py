@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import sys
 import tomllib
@@ -21,6 +22,7 @@ from emulator.report.memory import memory_by_stage
 from emulator.spec.faults import Fault
 from emulator.spec.load import load_job
 from emulator.spec.units import GIB
+from plots import speed
 from plots.accuracy import point, rows, table
 
 README = Path(__file__).parents[1] / "README.md"
@@ -28,6 +30,8 @@ JOB = re.compile(r"```toml\n(.*?)```", re.S)
 SNIPPET = re.compile(r"```python\n(.*?)```", re.S)
 OUTPUT = re.compile(r"(<!-- output: (.*?) -->\n```console\n\$ [^\n]*\n)(.*?)(```)", re.S)
 ACCURACY = re.compile(r"(<!-- accuracy -->\n)(\|.*\n)*")
+SPEED = re.compile(r"(<!-- speed: (\w+) -->\n)((?:\|.*\n)*)")
+SPEED_TABLES = {"executor": speed.executor_table, "jobs": speed.job_table, "flows": speed.flow_table}
 VARIES = re.compile(r"\d[\d,]* events, [\d.]+ s")
 """Wall time is not the same twice."""
 
@@ -115,6 +119,17 @@ def test_pictures_are_there() -> None:
     assert all((README.parent / picture).is_file() for picture in pictures)
 
 
+def measured(part: str) -> str:
+    """Table of the figures that `make bench` left."""
+    return SPEED_TABLES[part](json.loads(speed.FIGURES.read_text())[part])
+
+
+@pytest.mark.parametrize("part", SPEED_TABLES)
+def test_figures_of_speed_are_those_of_the_last_bench(part: str) -> None:
+    tables = {name: text for _, name, text in SPEED.findall(README.read_text())}
+    assert tables[part] == measured(part)
+
+
 def rewrite() -> None:
     """Put the program's present output into the README."""
     import tempfile
@@ -124,6 +139,7 @@ def rewrite() -> None:
         (Path(folder) / "job.toml").write_text(JOB.findall(text)[0])
         fresh = OUTPUT.sub(lambda match: match[1] + printed(match[2], Path(folder)) + match[4], text)
     fresh = ACCURACY.sub(lambda match: match[1] + table([point(row) for row in rows()]), fresh)
+    fresh = SPEED.sub(lambda match: match[1] + measured(match[2]), fresh)
     README.write_text(fresh)
 
 
