@@ -705,3 +705,10 @@ def test_nobody_sends_to_himself() -> None:
     broken = replace(first, peers=first.peers | {"next": 0})
     with pytest.raises(ProgramError, match="rank 0: its peer next is itself"):
         check(replace(program, classes=(broken, *program.classes[1:])))
+
+
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_is_not_there_has_no_seat(folded: bool, rank: int) -> None:
+    with pytest.raises(IndexError, match=f"rank {rank} is not in the program: it has ranks 0..3"):
+        plan(job(pp=2, dp=2), folded).seat(rank)

@@ -110,6 +110,9 @@ class Program(msgspec.Struct, frozen=True, eq=False):
 
     def seat(self, rank: int) -> RankClass:
         """What this rank alone is bound to; IndexError for a rank that the program lacks."""
+        there = len(self.folding.seats) if self.folding else len(self.classes)
+        if not 0 <= rank < there:
+            raise IndexError(f"rank {rank} is not in the program: it has ranks 0..{there - 1}")
         return self.folding.seats.seat(rank) if self.folding else self.classes[rank]
 
     def class_of_group(self, group: int) -> int:

@@ -124,7 +124,7 @@ def _classes(program: Program, most: int | None) -> Iterator[str]:
     rows = []
     for number, rank_class in enumerate(program.classes):
         template, ranks = program.templates[rank_class.template], rank_class.members
-        who = f"{len(ranks)} ranks: {_ranks(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        who = f"{len(ranks):,} ranks: {_ranks(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
         rows.append(f"{number:>3} {template.name:<18} {len(template.ops):>6} ops, {who}")
     yield from _some(rows, most)
 

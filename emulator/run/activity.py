@@ -18,7 +18,7 @@ Demands = tuple[tuple[int, int], ...]
 
 def ends_in_ps(left: int, level: int) -> int:
     """Picoseconds until an activity with this much of its length left ends, at a positive level."""
-    return max(1, -((SLACK - left) // level))
+    return -((SLACK - left) // level) if left > SLACK else 1
 
 
 class Activity:
