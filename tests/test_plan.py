@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from emulator.plan import ProgramError, check, plan
 from emulator.plan.data_parallel import buckets
+from emulator.plan.folding import fold
 from emulator.plan.memory import state_bytes
 from emulator.plan.program import Buffer, Collective, Fixed, Kernel, Op, Program, Template, Transfer
 from emulator.plan.text import WIDTH, show
@@ -712,3 +713,11 @@ def test_nobody_sends_to_himself() -> None:
 def test_a_rank_that_is_not_there_has_no_seat(folded: bool, rank: int) -> None:
     with pytest.raises(IndexError, match=f"rank {rank} is not in the program: it has ranks 0..3"):
         plan(job(pp=2, dp=2), folded).seat(rank)
+
+
+@pytest.mark.parametrize("seed", [20004, 20519, *range(20020, 20060)])
+def test_random_programs_are_found_valid_folded_or_not(seed: int) -> None:
+    """Several names may lead to one rank, and to ranks of one class."""
+    program = random_program(seed)
+    check(program)
+    check(fold(program))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from typing import NamedTuple
 
 from emulator.plan.program import Collective, Op, Program, Template, Transfer
 
@@ -191,25 +192,35 @@ Joined = tuple[Node, ...]
 
 
 def _check_transfers(program: Program) -> list[Joined]:
-    """Match sends with receives; returns the pairs, each pair of templates once."""
+    """Match sends with receives, class by class; returns the pairs, each pair of templates once.
+
+    Several names of a class may lead to one other class, as in a ring of two: what goes between two classes
+    is told apart by its tag alone.
+    """
     ends = [_ends(template) for template in program.templates]
-    class_of = {rank: c for c in program.classes for rank in c.members}
-    seen: set[tuple[Hashable, ...]] = set()
+    class_of = {rank: i for i, c in enumerate(program.classes) for rank in c.members}
+    seen: set[Hashable] = set()
     pairs: list[Joined] = []
-    for rank_class in program.classes:
-        here, rank = rank_class.template, rank_class.members[0]
-        for peer in ends[here]:
-            other = rank_class.peers[peer]
+    for i, rank_class in enumerate(program.classes):
+        rank = rank_class.members[0]
+        to: dict[int, list[str]] = defaultdict(list)
+        for name in ends[rank_class.template]:
+            other = rank_class.peers[name]
             if other not in class_of:
-                raise ProgramError(f"rank {rank}: its peer {peer} is rank {other}, which is in no class")
+                raise ProgramError(f"rank {rank}: its peer {name} is rank {other}, which is in no class")
             if other == rank:
-                raise ProgramError(f"rank {rank}: its peer {peer} is itself, and nobody sends to himself")
-            there = class_of[other].template
-            back = [name for name in ends[there] if class_of[other].peers[name] in rank_class.members]
-            key = (here, peer, there, *back)
+                raise ProgramError(f"rank {rank}: its peer {name} is itself, and nobody sends to himself")
+            to[class_of[other]].append(name)
+        for c, names in to.items():
+            other_class = program.classes[c]
+            there = other_class.template
+            back = [name for name in ends[there] if class_of.get(other_class.peers[name]) == i]
+            key = (rank_class.template, *names, there, *back)
             if key not in seen:
                 seen.add(key)
-                pairs += _match(program, rank, here, peer, there, back, ends)
+                mine = _Side(program.templates[rank_class.template], names, ends[rank_class.template])
+                theirs = _Side(program.templates[there], back, ends[there])
+                pairs += _match(rank, (rank_class.template, there), mine, theirs)
     return pairs
 
 
@@ -225,19 +236,32 @@ def _ends(template: Template) -> _Ends:
     return out
 
 
-def _match(
-    program: Program, rank: int, here: int, peer: str, there: int, back: list[str], ends: list[_Ends]
-) -> list[Joined]:
+class _Side(NamedTuple):
+    """What one of two classes exchanges with the other."""
+
+    template: Template
+    names: list[str]
+    """Its names for the other."""
+    ends: _Ends
+
+    def tags(self, kind: str) -> dict[str, int]:
+        """Ops of a kind by tag."""
+        return _tags(self.template, sorted(i for name in self.names for i in self.ends[name][kind]))
+
+
+def _match(rank: int, templates: tuple[int, int], mine: _Side, theirs: _Side) -> list[Joined]:
     pairs: list[Joined] = []
-    a, b = program.templates[here], program.templates[there]
+    a, b = mine.template, theirs.template
     for kind, mirror in (("send", "recv"), ("recv", "send")):
-        mine = ends[here][peer][kind]
-        theirs = [index for name in back for index in ends[there][name][mirror]]
-        tags, other_tags = _tags(a, mine), _tags(b, theirs)
+        tags, other_tags = mine.tags(kind), theirs.tags(mirror)
         for tag in [*tags, *other_tags]:
             if tag not in other_tags:
-                name = a.ops[tags[tag]].name
-                raise ProgramError(f"rank {rank}: {name} has no {mirror} with tag {tag} on its peer {peer}")
+                op = a.ops[tags[tag]]
+                assert isinstance(op.work, Transfer)
+                peer = op.work.peer
+                raise ProgramError(
+                    f"rank {rank}: {op.name} has no {mirror} with tag {tag} on its peer {peer}"
+                )
             if tag not in tags:
                 name = b.ops[other_tags[tag]].name
                 raise ProgramError(f"{b.name}: {name} has no {kind} with tag {tag} on rank {rank}")
@@ -250,7 +274,7 @@ def _match(
                     f"bytes, fixed times {one.work.duration_ps} and {two.work.duration_ps}"
                 )
             if kind == "send":
-                pairs.append(((here, tags[tag]), (there, other_tags[tag])))
+                pairs.append(((templates[0], tags[tag]), (templates[1], other_tags[tag])))
     return pairs
 
 
