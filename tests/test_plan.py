@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from random_programs import random_program
 
 from emulator.plan import ProgramError, check, plan
 from emulator.plan.data_parallel import buckets
