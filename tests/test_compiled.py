@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from test_pool import G, play, star
 
 from emulator.run import compiled, crowd, pairs
+from emulator.run.activity import SLACK, Activity, Running, ends_in_ps
+from emulator.run.clock import Clock
 from emulator.run.maxmin import FULL, LEVEL_BITS
-from emulator.run.pool import SLACK, Activity, Clock, Pool, Running, ends_in_ps
+from emulator.run.pool import Pool
 
 NOBODY = sys.maxsize
 """A size that no crowd reaches: Python plays it all."""

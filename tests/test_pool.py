@@ -15,8 +15,10 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.run.activity import SLACK, Activity, Running
+from emulator.run.clock import Clock
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
-from emulator.run.pool import SLACK, Activity, Clock, Pool, Running
+from emulator.run.pool import Pool
 from emulator.spec.units import PS_PER_SECOND
 
 G = 10**9

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.plan.collectives import pattern
+from emulator.run.activity import SLACK, Activity, Running
+from emulator.run.clock import Clock
 from emulator.run.maxmin import FULL
 from emulator.run.network import Ideal, collective_wire, transfer_wire
-from emulator.run.pool import SLACK, Activity, Clock, Pool, Running
+from emulator.run.pool import Pool
 from emulator.run.stepwise import RingKind, play_ring
 from emulator.spec.cluster import Cluster
 from emulator.spec.device import device

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.plan.op import PHASES, TERMS, Buffer, Op, Work
-
-Int64 = npt.NDArray[np.int64]
+from emulator.spec.arrays import Int64
 
 
 class Lists(NamedTuple):

@@ -6,13 +6,14 @@ import numpy as np
 
 from emulator.plan import folding
 from emulator.plan import stage as stages_of
-from emulator.plan.body import Body, Int64, Template
+from emulator.plan.body import Body, Template
 from emulator.plan.data_parallel import TIED
 from emulator.plan.memory import is_sharded
 from emulator.plan.program import Group, Program, Seats
 from emulator.plan.schedule import Actions, schedule, validate
 from emulator.plan.stage import NEXT, PREV
 from emulator.plan.unit import Stage, stages
+from emulator.spec.arrays import Int64
 from emulator.spec.job import Job, axis_index, rank_of
 
 

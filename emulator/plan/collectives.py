@@ -33,8 +33,9 @@ from emulator.plan.traffic import (
     traffic,
     transfer_traffic,
 )
+from emulator.spec.arrays import Int64
 from emulator.spec.errors import JobError
-from emulator.spec.fabric import Fabric, Int64
+from emulator.spec.fabric import Fabric
 
 ALGORITHMS: dict[CollectiveKind, tuple[Algorithm, ...]] = {
     "all_reduce": ("ring", "tree", "hierarchical", "direct", "nvls"),

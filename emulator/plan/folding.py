@@ -30,7 +30,8 @@ from emulator.plan.body import Template
 from emulator.plan.loads import Edges, GroupLoads, Words, edges, may_bind, routes, who_passes
 from emulator.plan.program import Folding, Group, Program, Seats
 from emulator.plan.refine import Column, Crowd, Family, lanes, numbered, pairs, refine
-from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric, Int64
+from emulator.spec.arrays import Int64
+from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric
 from emulator.spec.faults import left_of
 from emulator.spec.job import Job
 

@@ -14,7 +14,8 @@ from emulator.plan.program import Group, Seats
 from emulator.plan.refine import first_of, lanes, pairs
 from emulator.plan.traffic import Placed, Traffic, pair_levels, placed
 from emulator.plan.tuning import choose
-from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric, Int64
+from emulator.spec.arrays import Int64
+from emulator.spec.fabric import KINDS, LINKS_PER_GPU, Fabric
 from emulator.spec.job import Job
 
 Moved = dict[tuple[str, int, str], Traffic]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from emulator.plan.body import Int64, Template
+from emulator.plan.body import Template
 from emulator.plan.op import (
     COMPUTE,
     Buffer,
@@ -29,6 +29,7 @@ from emulator.plan.op import (
     Transfer,
     Work,
 )
+from emulator.spec.arrays import Int64
 from emulator.spec.job import Job
 
 
@@ -107,6 +108,14 @@ class Program(msgspec.Struct, frozen=True, eq=False):
     def ranks(self) -> int:
         """Ranks of all classes together."""
         return sum(len(rank_class.members) for rank_class in self.classes)
+
+    def class_of_ranks(self) -> Int64:
+        """For every rank the index of its class; -1 where a program written by hand has no such rank."""
+        last = max((max(c.members) for c in self.classes), default=-1)
+        found = np.full(last + 1, -1, dtype=np.int64)
+        for i, rank_class in enumerate(self.classes):
+            found[np.asarray(rank_class.members, dtype=np.int64)] = i
+        return found
 
     def seat(self, rank: int) -> RankClass:
         """What this rank alone is bound to; IndexError for a rank that the program lacks."""

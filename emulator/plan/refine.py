@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from emulator.spec.fabric import Int64
+from emulator.spec.arrays import Int64
 
 UInt64 = npt.NDArray[np.uint64]
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emulator.plan.body import Body, BufferColumns, Int64, Lists
+from emulator.plan.body import Body, BufferColumns, Lists
 from emulator.plan.op import PHASES, TERMS, Phase, Term, Work
+from emulator.spec.arrays import Int64
 
 
 class Tile(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+
+import numpy as np
 
 from emulator.plan.program import Collective, Op, Program, Template, Transfer
 from emulator.plan.schedule import Action, grid, schedule
@@ -31,7 +33,7 @@ def show(program: Program, *, rank: int = 0, full: bool = False) -> str:
 
 def _head(program: Program) -> list[str]:
     job = program.job
-    ops = sum(len(program.templates[c.template].ops) for c in program.classes)
+    ops = sum(len(program.templates[c.template]) for c in program.classes)
     ranks = program.ranks
     return [
         f"{job.model.name} on {ranks} x {job.cluster.device.name}, "
@@ -73,18 +75,18 @@ def _streams(program: Program, rank: int, most: int | None) -> Iterator[str]:
     seat = program.seat(rank)
     template = program.templates[seat.template]
     peers = "".join(f", {name} is rank {peer}" for name, peer in sorted(seat.peers.items()))
-    number, mine = next((c, each) for c, each in enumerate(program.classes) if rank in each.members)
-    others = [member for member in mine.members if member != rank]
+    number = int(program.class_of_ranks()[rank])
+    others = [member for member in program.classes[number].members if member != rank]
     alike = f", with {counted(len(others), 'other')}: {_ranks(others)}" if others else ", alone"
     yield _cut(f"rank {rank} is in class {number}{alike}")
     yield f"rank {rank} ({template.name}{peers}), ops in the order of each stream:"
-    for stream in template.streams:
-        ops = [op for op in template.ops if op.stream == stream]
+    for number, stream in enumerate(template.streams):
+        ops = np.flatnonzero(template.body.stream == number).tolist()
         yield f"  {stream}: {len(ops)} ops"
-        for op in ops[:most]:
+        for op in map(template.op, ops[:most]):
             yield _cut(f"    {op.name:<34} {_work(op):<30} {_waits(template, op)}".rstrip())
         if most is not None and len(ops) > most:
-            yield f"    .. and {len(ops) - most} more, the last {ops[-1].name}"
+            yield f"    .. and {len(ops) - most} more, the last {template.op_name(ops[-1])}"
 
 
 def _work(op: Op) -> str:
@@ -104,7 +106,7 @@ def _size(size: int) -> str:
 
 
 def _waits(template: Template, op: Op) -> str:
-    return f"after {', '.join(template.ops[w].name for w in op.waits)}" if op.waits else ""
+    return f"after {', '.join(map(template.op_name, op.waits))}" if op.waits else ""
 
 
 def _cut(line: str) -> str:
@@ -113,27 +115,31 @@ def _cut(line: str) -> str:
 
 def _groups(program: Program, most: int | None) -> Iterator[str]:
     yield counted(len(program.groups), "group") + (":" if program.groups else "")
-    rows = [
+    rows = (
         f"{number:>3} {group.axis:<3} {_ranks(group.ranks)}" for number, group in enumerate(program.groups)
-    ]
-    yield from _some(rows, most)
+    )
+    yield from _some(rows, len(program.groups), most)
 
 
 def _classes(program: Program, most: int | None) -> Iterator[str]:
     yield f"{_kinds(program)}:"
-    rows = []
-    for number, rank_class in enumerate(program.classes):
-        template, ranks = program.templates[rank_class.template], rank_class.members
-        who = f"{len(ranks):,} ranks: {_ranks(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        rows.append(f"{number:>3} {template.name:<18} {len(template.ops):>6} ops, {who}")
-    yield from _some(rows, most)
+    rows = (_class(program, number) for number in range(len(program.classes)))
+    yield from _some(rows, len(program.classes), most)
 
 
-def _some(rows: Sequence[str], most: int | None) -> Iterator[str]:
-    for row in rows[:most]:
+def _class(program: Program, number: int) -> str:
+    rank_class = program.classes[number]
+    template, ranks = program.templates[rank_class.template], rank_class.members
+    who = f"{len(ranks):,} ranks: {_ranks(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}"
+    return f"{number:>3} {template.name:<18} {len(template):>6} ops, {who}"
+
+
+def _some(rows: Iterable[str], count: int, most: int | None) -> Iterator[str]:
+    """Write the first rows of so many; only these are made."""
+    for row in islice(rows, most):
         yield _cut(f"  {row}")
-    if most is not None and len(rows) > most:
-        yield f"  .. and {len(rows) - most} more"
+    if most is not None and count > most:
+        yield f"  .. and {count - most} more"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

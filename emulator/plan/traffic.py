@@ -25,8 +25,9 @@ import msgspec
 import numpy as np
 
 from emulator.plan.op import CollectiveKind
+from emulator.spec.arrays import Int64
 from emulator.spec.errors import JobError
-from emulator.spec.fabric import KINDS, Fabric, Int64
+from emulator.spec.fabric import KINDS, Fabric
 
 Algorithm = Literal["ring", "tree", "hierarchical", "direct", "nvls"]
 Hops = tuple[int, int]

@@ -35,9 +35,9 @@ from emulator.plan.op import PHASES
 from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Transfer, Work
 from emulator.run import intervals
 from emulator.run.cost import kernel_cost
-from emulator.run.intervals import Int64
 from emulator.run.op_index import kernels, on_stream, predecessors
 from emulator.run.trace import Trace
+from emulator.spec.arrays import Int64
 from emulator.spec.faults import left_of
 from emulator.spec.job import Job
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 import numpy as np
 
 from emulator.report.memory import memory_by_stage
+from emulator.run.activity import SLACK, Running
 from emulator.run.executor import Recording
 from emulator.run.maxmin import LEVEL_BITS
 from emulator.run.meetings import PER_DEVICE, SM
 from emulator.run.op_index import predecessors
-from emulator.run.pool import SLACK, Running
 from emulator.run.trace import Trace
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from emulator.plan.program import COMPUTE, Collective, Fixed, Kernel, Transfer
 from emulator.report.account import Account, report_axis
 from emulator.run import intervals
-from emulator.run.intervals import Int64
 from emulator.run.op_index import kernels, on_stream
 from emulator.run.trace import Trace
+from emulator.spec.arrays import Int64
 from emulator.spec.units import PS_PER_SECOND, to_seconds
 
 

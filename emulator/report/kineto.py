@@ -31,8 +31,8 @@ from emulator.plan.program import (
 )
 from emulator.report.account import step_bounds
 from emulator.report.memory import BodyMemory, live_bytes
-from emulator.run.intervals import Int64
 from emulator.run.trace import Trace
+from emulator.spec.arrays import Int64
 from emulator.spec.job import Job, reduce_precision
 from emulator.spec.units import BYTES_PER_ELEMENT, to_ps
 

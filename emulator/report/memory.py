@@ -16,9 +16,9 @@ import numpy.typing as npt
 from emulator.plan.body import Body, Lists
 from emulator.plan.op import TERMS
 from emulator.plan.program import Program
-from emulator.run.intervals import Int64
 from emulator.run.op_index import bodies, in_phase, kernels
 from emulator.run.trace import Trace
+from emulator.spec.arrays import Int64
 from emulator.spec.units import GIB
 
 __all__ = ["TERMS", "Memory", "StageMemory", "gib", "live_bytes", "memory_by_stage"]

@@ -21,9 +21,9 @@ from emulator.report.communication import AxisTraffic, communication
 from emulator.report.hints import Busiest, hints
 from emulator.report.memory import Memory, memory_by_stage
 from emulator.run import intervals
-from emulator.run.intervals import Int64
 from emulator.run.op_index import bodies, in_phase, kernels, on_stream
 from emulator.run.trace import Trace
+from emulator.spec.arrays import Int64
 from emulator.spec.job import Job, resolved
 from emulator.spec.model import FlopConvention
 from emulator.spec.units import to_seconds

@@ -19,8 +19,8 @@ from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, 
 from emulator.report.account import report_axis
 from emulator.report.export import replacing
 from emulator.run import intervals
-from emulator.run.intervals import Int64
 from emulator.run.trace import Trace
+from emulator.spec.arrays import Int64
 
 MAX_ROWS = 64
 """Rows beyond this are left out, with a note."""

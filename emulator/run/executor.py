@@ -22,14 +22,16 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from emulator.plan.body import Int64
 from emulator.plan.program import Program
+from emulator.run.activity import Running
+from emulator.run.clock import Clock
 from emulator.run.cost import MICRO_SM
 from emulator.run.errors import DeadlockError
 from emulator.run.lower import Lowered, StreamPlan, lower
 from emulator.run.meetings import PER_DEVICE, SM
-from emulator.run.pool import Clock, Pool, Running
+from emulator.run.pool import Pool
 from emulator.run.trace import Outcome, Trace
+from emulator.spec.arrays import Int64
 
 Process = Generator[simpy.Event, None, None]
 Progress = Callable[[int, int], None]

@@ -7,9 +7,8 @@ disjoint, without empty or touching rows; every function here returns one.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from emulator.spec.arrays import Int64
 
 EMPTY: Int64 = np.empty((0, 2), dtype=np.int64)
 EMPTY.setflags(write=False)

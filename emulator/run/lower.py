@@ -20,10 +20,10 @@ import numpy as np
 
 from emulator.plan.body import Body
 from emulator.plan.program import Collective, Fixed, HostCopy, Kernel, Load, Program, Transfer, Work
+from emulator.run.activity import Activity, Demands
 from emulator.run.cost import MICRO_SM, device_capacities, kernel_cost
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.meetings import HBM, PER_DEVICE, SM, Meeting, Meetings
-from emulator.run.pool import Activity, Demands
 from emulator.spec.faults import left_of
 from emulator.spec.units import PS_PER_SECOND, to_ps
 

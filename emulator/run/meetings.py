@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from emulator.plan.program import Collective, Program, RankClass, Transfer
+from emulator.run.activity import Activity
 from emulator.run.cost import MICRO_SM
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.network import ClassWire, GroupClass, transfer_class_wire
-from emulator.run.pool import Activity
 from emulator.spec.fabric import Fabric
 from emulator.spec.faults import left_of
 
@@ -63,9 +63,7 @@ class Meetings:
         self.fabric = Fabric(program.job.cluster)
         self._capacities, self._names, self._most = capacities, names, most
         self._hbm = capacities[HBM]
-        self._class_of = np.empty(program.ranks, dtype=np.int64)
-        for c, rank_class in enumerate(program.classes):
-            self._class_of[np.array(rank_class.members)] = c
+        self._class_of = program.class_of_ranks()
         folding = program.folding
         self._onto = folding.links[folding.links == folding.link_class] if folding else None
         self._slower = {

@@ -35,9 +35,10 @@ from emulator.plan.tuning import (
     transfer_protocol,
     wire_bytes,
 )
+from emulator.run.activity import ends_in_ps
 from emulator.run.maxmin import FULL, LEVEL_BITS
-from emulator.run.pool import ends_in_ps
-from emulator.spec.fabric import Fabric, Int64
+from emulator.spec.arrays import Int64
+from emulator.spec.fabric import Fabric
 from emulator.spec.units import PS_PER_SECOND
 
 HBM_PER_WIRE_BYTE: dict[str, Fraction] = {

@@ -10,14 +10,11 @@ from collections.abc import Callable, Sequence
 from string import Formatter
 
 import numpy as np
-import numpy.typing as npt
 
 from emulator.plan.body import Body, Template
 from emulator.plan.op import PHASES
 from emulator.plan.program import Collective, Fixed, HostCopy, Kernel, Load, Program, Transfer, Work
-
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from emulator.spec.arrays import Bool, Int64
 
 
 def kind_of(work: Work) -> str:

@@ -27,7 +27,7 @@ from operator import attrgetter
 import simpy
 from simpy.events import NORMAL
 
-from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
+from emulator.run.activity import Activity, Demands, Running, ends_in_ps
 from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
 from emulator.run.crowd import FAR, Crowd, compiled, fits
 from emulator.run.island import MOST_KNOWN, Island, users_of
@@ -435,5 +435,3 @@ class Pool:
 
 
 _by_number = attrgetter("number")
-
-__all__ = ["FULL", "SLACK", "Activity", "Clock", "Demands", "Pool", "Running", "ends_in_ps"]

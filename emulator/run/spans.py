@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emulator.run import intervals
-from emulator.run.intervals import Int64
+from emulator.spec.arrays import Int64
 
 if TYPE_CHECKING:
     from emulator.run.trace import Trace

@@ -15,8 +15,9 @@ from typing import Literal
 import simpy
 
 from emulator.plan.collectives import ring_orders
+from emulator.run.activity import Activity
 from emulator.run.maxmin import FULL
-from emulator.run.pool import Activity, Pool
+from emulator.run.pool import Pool
 from emulator.spec.fabric import Fabric
 from emulator.spec.units import PS_PER_SECOND
 

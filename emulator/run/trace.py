@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from emulator.plan.op import PHASES
 from emulator.plan.program import Op, Program, Template
-from emulator.run.op_index import Bool, Int64, OpIndex, axis_of, kind_of
+from emulator.run.op_index import OpIndex, axis_of, kind_of
 from emulator.run.spans import Span, Spans
+from emulator.spec.arrays import Bool, Int64
 
 __all__ = ["Columns", "Outcome", "Span", "Spans", "Trace"]
 
@@ -150,12 +151,7 @@ class Trace:
 
     @cached_property
     def _class_of(self) -> Int64:
-        """For every rank, the index of its class; -1 where a program written by hand has no such rank."""
-        classes = self.program.classes
-        found = np.full(max((max(c.members) for c in classes), default=-1) + 1, -1, dtype=np.int64)
-        for i, rank_class in enumerate(classes):
-            found[np.asarray(rank_class.members, dtype=np.int64)] = i
-        return found
+        return self.program.class_of_ranks()
 
     @cached_property
     def _rows_by_class(self) -> list[Int64]:

@@ -16,12 +16,10 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from emulator.spec.arrays import Int64
 from emulator.spec.cluster import Cluster
 from emulator.spec.errors import JobError
-
-Int64 = npt.NDArray[np.int64]
 
 Level = Literal["scale_up", "rack", "pod", "spine"]
 """How far a route climbs: the node's switch, one leaf, the pod's spine layer, or above the pods."""
