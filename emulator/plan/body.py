@@ -89,6 +89,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __len__(self) -> int:
         return len(self.name)
 
+    def predecessors(self) -> Int64:
+        """For each op the one before it on its stream; -1 for the first."""
+        order = np.argsort(self.stream, kind="stable")
+        stream = self.stream[order]
+        before = np.full(len(self), -1, dtype=np.int64)
+        before[order[1:]] = np.where(stream[1:] == stream[:-1], order[:-1], -1)
+        return before
+
     def of_work(self, marks: Iterable[bool]) -> npt.NDArray[np.bool_]:
         """Mark the ops whose work is marked."""
         return np.fromiter(marks, dtype=np.bool_, count=len(self.works))[self.work]

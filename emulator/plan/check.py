@@ -38,15 +38,14 @@ Node = tuple[int, int]
 
 def _predecessors(template: Template) -> list[list[int]]:
     """For each op, the op before it on its stream and those it waits for."""
-    before: list[list[int]] = []
-    tail: dict[str, int] = {}
-    for index, op in enumerate(template.ops):
-        for wait in op.waits:
-            if not 0 <= wait < len(template.ops) or wait == index:
-                raise ProgramError(f"{template.name}: {op.name} waits for op {wait}, which cannot be")
-        before.append([tail[op.stream], *op.waits] if op.stream in tail else list(op.waits))
-        tail[op.stream] = index
-    return before
+    waits = template.body.waits.rows()
+    for index, these in enumerate(waits):
+        for wait in these:
+            if not 0 <= wait < len(template) or wait == index:
+                name = template.op_name(index)
+                raise ProgramError(f"{template.name}: {name} waits for op {wait}, which cannot be")
+    before = template.body.predecessors().tolist()
+    return [[last, *these] if last >= 0 else [*these] for last, these in zip(before, waits, strict=True)]
 
 
 def _order(template: Template) -> list[int]:

@@ -35,7 +35,7 @@ from emulator.plan.op import PHASES
 from emulator.plan.program import COMPUTE, Collective, Fixed, HostCopy, Kernel, Load, Transfer, Work
 from emulator.run import intervals
 from emulator.run.cost import kernel_cost
-from emulator.run.op_index import kernels, on_stream, predecessors
+from emulator.run.op_index import kernels, on_stream
 from emulator.run.trace import Trace
 from emulator.spec.arrays import Int64
 from emulator.spec.faults import left_of
@@ -152,7 +152,7 @@ class _RankStep:
         self.work: list[int] = body.work.tolist()
         self.phase: list[int] = body.phase.tolist()
         self.waits = body.waits.rows()
-        self.before = predecessors(body).tolist()
+        self.before = body.predecessors().tolist()
         kernel, on_compute = kernels(body) & (rows >= 0), on_stream(body, COMPUTE)
         self.kernels: list[int] = np.flatnonzero(kernel & on_compute).tolist()
         """Those of the compute stream."""

@@ -14,7 +14,6 @@ from emulator.run.activity import SLACK, Running
 from emulator.run.executor import Recording
 from emulator.run.maxmin import LEVEL_BITS
 from emulator.run.meetings import PER_DEVICE, SM
-from emulator.run.op_index import predecessors
 from emulator.run.trace import Trace
 
 
@@ -48,7 +47,7 @@ def _streams_and_dependencies(trace: Trace) -> None:
     columns = trace.columns
     for c in range(len(trace.program.classes)):
         template = trace.template(c)
-        last = predecessors(template.body)
+        last = template.body.predecessors()
         follows = np.flatnonzero(last >= 0)
         waits = template.body.waits
         after = np.concatenate([follows, waits.owners])

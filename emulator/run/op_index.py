@@ -59,15 +59,6 @@ def kernels(body: Body) -> Bool:
     return body.of_work(isinstance(work, Kernel | Fixed) for work in body.works)
 
 
-def predecessors(body: Body) -> Int64:
-    """For each op the one before it on its stream; -1 for the first."""
-    order = np.argsort(body.stream, kind="stable")
-    stream = body.stream[order]
-    before = np.full(len(body), -1, dtype=np.int64)
-    before[order[1:]] = np.where(stream[1:] == stream[:-1], order[:-1], -1)
-    return before
-
-
 class OpIndex:
     """Attributes of all ops of all templates of a program: what filters look up.
 
