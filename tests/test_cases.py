@@ -47,8 +47,7 @@ def test_a_run_leaves_nothing_held_and_nothing_waiting() -> None:
     executor = Executor(plan(job(layout=Layout(dp_shard=16))), steps=2)
     executor.run()
     pool = executor.pool
-    assert pool._room == [capacity << 62 for capacity in pool.capacity]
-    assert not any(pool._wanted)
+    assert pool.idle
     assert not any(pool._holders.values())
     assert not executor.meetings
 

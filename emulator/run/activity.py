@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import simpy
 
 from emulator.run.clock import Clock
 from emulator.run.maxmin import LEVEL_BITS
+
+if TYPE_CHECKING:
+    from emulator.run.island import Places
 
 SLACK = 1 << (LEVEL_BITS - 16)
 """Length that may be missing at an end: 2**-16 ps. A level that is a quotient rounded down loses less than
@@ -29,15 +34,13 @@ class Activity:
     which passes before it touches any resource. alone_ps is how long all of it takes at the bound.
     """
 
-    __slots__ = ("alone_ps", "bound", "claims", "delay_ps", "demand_on", "demands", "fluid_ps", "length")
+    __slots__ = ("alone_ps", "bound", "delay_ps", "demands", "fluid_ps", "length")
 
     def __init__(self, demands: Demands, length: int, bound: int, delay_ps: int = 0) -> None:
         self.demands = demands
-        self.demand_on = dict(demands)
         self.length = length
         self.bound = bound
         self.delay_ps = delay_ps
-        self.claims = tuple((r, demand, demand * bound) for r, demand in demands)
         self.fluid_ps = ends_in_ps(length, bound) if bound else 0
         self.alone_ps = delay_ps + self.fluid_ps
 
@@ -54,6 +57,8 @@ class Running(simpy.Event):
     """How many of the islands that it is on are tight."""
     stopped_by = -1
     """The resource that stopped it when it was last levelled with others; -1: none, or unknown."""
+    places: Places = ()
+    """Where it has claims."""
     member = -1
     """Its row in a crowd, which then keeps left, level, since and end; -1: it is in none."""
 

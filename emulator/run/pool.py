@@ -30,7 +30,7 @@ from simpy.events import NORMAL
 from emulator.run.activity import Activity, Demands, Running, ends_in_ps
 from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
 from emulator.run.crowd import FAR, Crowd, compiled, fits
-from emulator.run.island import MOST_KNOWN, Island, users_of
+from emulator.run.island import MOST_KNOWN, Device, Island, Link, Make, Places, places_of, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
 
 REMEMBERED = 256
@@ -66,7 +66,6 @@ class Pool:
         self._contended: set[int] = set()
         self._audit = audit
         self._room = [c << LEVEL_BITS for c in capacities]  # what is not held, in the solver's units
-        self._wanted = [0] * len(self.capacity)
         self._changed: dict[Island, None] = {}  # where somebody may get another level
         self._settling = False  # what changes now will be settled, and the timer armed, later in this instant
         self._known: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
@@ -78,22 +77,43 @@ class Pool:
         self._crowd: Crowd | None = None
         self._crowd_size = crowd_size if max(capacities, default=0) <= FULL else sys.maxsize
         self._missed = 0
-        devices = [Island() for _ in range(max(islands, default=-1) + 1)]
-        links = [-1] * len(self.capacity)
-        self._island_of = [devices[i] if i >= 0 else Island(link=True) for i in islands or links]
-        self._places: dict[Activity, tuple[Island, ...]] = {}
+        self._makes: dict[tuple[int, ...], Make] = {}
+        self._island_of = self._islands(islands)
+        self._places: dict[Activity, Places] = {}
         self._on_time: Callbacks = [self._fire]
         self._at_end: Callbacks = [self._settle]
+
+    def _islands(self, device_of: Sequence[int]) -> list[Island]:
+        """The island of each resource."""
+        parts: dict[int, list[int]] = {}
+        for resource, device in enumerate(device_of):
+            if device >= 0:
+                parts.setdefault(device, []).append(resource)
+        islands: list[Island] = [Link(r, capacity) for r, capacity in enumerate(self.capacity)]
+        for resources in parts.values():
+            capacities = tuple(self.capacity[r] for r in resources)
+            device = Device(resources, self._makes.setdefault(capacities, Make(capacities)))
+            for resource in resources:
+                islands[resource] = device
+        return islands
 
     @property
     def solves(self) -> int:
         """Solutions that were not known before."""
-        return self._solves + sum(island.solves for island in dict.fromkeys(self._island_of))
+        return self._solves + sum(make.solves for make in self._makes.values())
 
     @property
     def ever_contended(self) -> set[int]:
         """Resources of which more was wanted than there was room, at the end of some instant."""
-        return self._contended.union(*(island.contended for island in self._island_of))
+        devices = (island for island in self._island_of if isinstance(island, Device))
+        return self._contended | {d.resources[r] for d in devices for full in d.seen for r in full}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is on any resource, and nothing is held."""
+        return self._room == [c << LEVEL_BITS for c in self.capacity] and not any(
+            island.state.shares if isinstance(island, Device) else island.wanted for island in self._island_of
+        )
 
     def alone(self, demands: Demands, bound: int | None = None) -> int:
         """Level of an activity that has the pool to itself (0 if it loads a resource of no capacity)."""
@@ -106,7 +126,7 @@ class Pool:
     def start(self, activity: Activity, done: simpy.Event | None = None) -> simpy.Event:
         """Start an activity and return the event of its end (`done`, if one is given)."""
         env = self.env
-        if not activity.claims and activity.bound and not self._audit:  # nobody can slow it down
+        if not activity.demands and activity.bound and not self._audit:  # nobody can slow it down
             if done is None:
                 return simpy.Timeout(env, activity.alone_ps)
             done._ok, done._value = True, None
@@ -127,7 +147,6 @@ class Pool:
         queue = self._holders.get(resource)
         if queue is None:
             queue = self._holders[resource] = deque()
-            self._island_of[resource].held.append(resource)
         if not queue and amount << LEVEL_BITS <= self._room[resource]:
             self._take(resource, amount)
             return None
@@ -145,10 +164,10 @@ class Pool:
             fits.succeed()
 
     def _take(self, resource: int, amount: int) -> None:
-        before = self._room[resource]
-        self._room[resource] = now = before - (amount << LEVEL_BITS)
-        if self._wanted[resource] > min(before, now):
-            self._changed[self._island_of[resource]] = None
+        self._room[resource] -= amount << LEVEL_BITS
+        island = self._island_of[resource]
+        if island.take(resource, amount):
+            self._changed[island] = None
             if not self._settling:
                 self._settle_later()
 
@@ -158,19 +177,14 @@ class Pool:
 
     def _enter(self, running: Running) -> None:
         """Put an activity on its resources; it runs at once if all of them have room for it."""
-        activity, wanted, room = running.activity, self._wanted, self._room
+        activity = running.activity
         running.since = now = self.env._now
+        running.places = places = self._places.get(activity) or self._placed(activity)
         meets = False
-        for resource, _, want in activity.claims:
-            wanted[resource] = total = wanted[resource] + want
-            if total > room[resource]:
+        for island, share in places:
+            if island.enter(running, share):
                 meets = True
-                self._changed[self._island_of[resource]] = None
-        islands = self._places.get(activity) or self._placed(activity)
-        for island in islands:
-            island.members[running] = islands
-            if island.tight:
-                running.tight += 1
+                self._changed[island] = None
         if meets:
             if not self._settling:
                 self._settle_later()
@@ -184,29 +198,20 @@ class Pool:
 
     def _leave(self, running: Running) -> None:
         """Take an activity off its resources; whoever calls sees to it that this is settled."""
-        activity, wanted, room = running.activity, self._wanted, self._room
-        for resource, _, want in activity.claims:
-            before = wanted[resource]
-            wanted[resource] = before - want
-            if before > room[resource]:
-                self._changed[self._island_of[resource]] = None
-        if running.member < 0:
-            for island in self._places[activity]:
-                del island.members[running]
-        else:
+        for island, share in running.places:
+            if island.leave(running, share):
+                self._changed[island] = None
+        if running.member >= 0:
             assert self._crowd
             self._crowd.leave(running)
-            self._changed[self._island_of[activity.claims[0][0]]] = None  # to see who is next, tight or not
+            self._changed[running.places[0][0]] = None  # to see who is next, tight or not
         if self._audit:
             self._audit(self.env.now, running, 0)
 
-    def _placed(self, activity: Activity) -> tuple[Island, ...]:
-        """Islands of an activity."""
-        for resource, _, _ in activity.claims:
-            self._island_of[resource].resources[resource] = None
-        islands = tuple(dict.fromkeys(self._island_of[resource] for resource, _, _ in activity.claims))
-        self._places[activity] = islands
-        return islands
+    def _placed(self, activity: Activity) -> Places:
+        """Where an activity has claims."""
+        self._places[activity] = places = places_of(activity, self._island_of)
+        return places
 
     def _await(self, running: Running, when: int) -> None:
         """Have an activity end, or begin, at a time; what was noted before no longer holds."""
@@ -222,12 +227,11 @@ class Pool:
         """Level anew what the changes of this instant reach."""
         self._settling = False
         changed, self._changed = self._changed, {}
-        wanted, room = self._wanted, self._room
         for island in changed:
-            island.see(wanted, room)
+            island.see()
         together = []
         for island in changed:
-            levels = None if island.link or self._crowd else island.levels(wanted, room)
+            levels = None if self._crowd else island.levels()
             if levels is None:
                 together.append(island)
             else:
@@ -261,8 +265,7 @@ class Pool:
             if self._settle_crowd(changed, reached):
                 return
             reached, islands = self._reached(changed)
-        wanted, room = self._wanted, self._room
-        binding = [r for island in islands for r in island.resources if wanted[r] > room[r]]
+        binding = [r for island in islands for r in island.full()]
         levels, stops = self._levels(reached, binding)
         self._set_levels(reached, levels)
         for running, stop in zip(reached, stops, strict=True):
@@ -278,10 +281,10 @@ class Pool:
         islands = list(changed)
         seen = set(islands)
         for island in islands:  # it grows as we go
-            for running, places in island.members.items():
-                if running not in reached:
+            for running in island.members:
+                if running.member < 0 and running not in reached:
                     reached[running] = None
-                    new = [other for other in places if other.tight and other not in seen]
+                    new = [other for other, _ in running.places if other.tight and other not in seen]
                     seen.update(new)
                     islands += new
         return list(reached), islands
@@ -297,20 +300,22 @@ class Pool:
         if few or now >= FAR or not all(fits(running.activity) for running in reached):
             self._disband(crowd)
             return False
-        wanted, room = self._wanted, self._room
+        room = self._room
         for island in changed:
+            full = island.full()
             for resource in island.resources:
-                crowd.change(resource, room[resource], wanted[resource] > room[resource])
+                crowd.change(resource, room[resource], resource in full)
         before = dict(crowd.levels()) if self._audit else {}
         ends, due = crowd.next, crowd.due_ps
         for running in reached:
-            for island in self._places[running.activity]:
-                del island.members[running]
+            for island, _ in running.places:
+                if isinstance(island, Link):
+                    del island.members[running]
             if self._audit:
                 before[running] = running.level
-            used = (r for r, _, _ in running.activity.claims)
-            self._contended.update(r for r in used if wanted[r] > room[r])
-        crowd.join(reached, room, wanted)
+        full = {r for running in reached for island, _ in running.places for r in island.full()}
+        self._contended.update(r for running in reached for r, _ in running.demands if r in full)
+        crowd.join(reached, room, full)
         told = crowd.settle(now)
         self._solves += 1
         if self._audit:
@@ -342,10 +347,10 @@ class Pool:
         self._crowd = None
         for running in crowd.disband():
             running.stopped_by = -1
-            islands = self._places[running.activity]
-            running.tight = sum(island.tight for island in islands)
-            for island in islands:
-                island.members[running] = islands
+            running.tight = sum(island.tight for island, _ in running.places)
+            for island, _ in running.places:
+                if isinstance(island, Link):
+                    island.members[running] = None
             if running.level:
                 if running.end == FAR:
                     running.end = running.since + ends_in_ps(running.left, running.level)
