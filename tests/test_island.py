@@ -10,7 +10,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from test_compiled import NOBODY, World, logged, worlds
 
-from emulator.run.island import ANYTHING, Island
+from emulator.run.island import ANYTHING, Device
 from emulator.run.maxmin import FULL
 
 islands = st.lists(st.integers(-1, 2), min_size=6, max_size=6)
@@ -65,17 +65,17 @@ def test_a_full_link_leaves_the_devices_under_it_to_themselves() -> None:
     same(world, [0, 1, -1])
 
 
-def caps_forgotten(island: Island) -> tuple[int, ...]:
-    return (ANYTHING,) * len(island.members)
+def caps_forgotten(device: Device) -> tuple[int, ...]:
+    return (ANYTHING,) * len(device.members)
 
 
-def stopped_here_or_there(island: Island) -> tuple[int, ...]:
-    return tuple(r.level if r.tight > island.tight else ANYTHING for r in island.members)
+def stopped_here_or_there(device: Device) -> tuple[int, ...]:
+    return tuple(r.level if r.tight > device.tight else ANYTHING for r in device.members)
 
 
 @pytest.mark.parametrize("mutant", [caps_forgotten, stopped_here_or_there])
 def test_mutant_is_caught(mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Island, "_caps", mutant)
+    monkeypatch.setattr(Device, "_caps", mutant)
 
     @settings(max_examples=300, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     @given(worlds(), islands)

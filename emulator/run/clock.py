@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
 from typing import TYPE_CHECKING
 
 import simpy
@@ -12,6 +13,15 @@ END_OF_INSTANT = EventPriority(2)
 """SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
 
 Callbacks = list[Callable[[simpy.Event], None]]
+
+
+class _Alarm(simpy.Event):
+    """Nobody waits for it: it calls back, and is done with."""
+
+    _ok, _value = True, None
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self.callbacks = callbacks
 
 
 class Clock(simpy.Environment):
@@ -24,37 +34,6 @@ class Clock(simpy.Environment):
         def now(self) -> int:
             """The time, in picoseconds."""
 
-    def more_now(self) -> bool:
-        """Whether something else is left in the queue for this instant."""
-        return bool(self._queue) and self._queue[0][0] == self._now
-
-
-class Alarm(simpy.Event):
-    """Calls back after a delay; at once, but after everything else of this instant, if it is for its end."""
-
-    def __init__(
-        self,
-        env: Clock,
-        callbacks: Callbacks,
-        delay: int,
-        priority: EventPriority = NORMAL,
-    ) -> None:
-        self.env = env
-        self.callbacks = callbacks
-        self._ok, self._value = True, None
-        env.schedule(self, priority, delay)
-
-
-def wake(events: list[simpy.Event]) -> None:
-    """Process events here and now, as SimPy would if it found them next in its queue."""
-    woken = 0
-    try:
-        for event in events:
-            woken += 1
-            event._ok, event._value = True, None
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
-            for callback in callbacks:
-                callback(event)
-    finally:
-        for event in events[woken:]:  # somebody stopped the simulation: they are next if it goes on
-            event.succeed()
+    def call_at(self, when: int, callbacks: Callbacks, priority: EventPriority = NORMAL) -> None:
+        """Call back at a time; at once, but after everything else of this instant, if it is for its end."""
+        heappush(self._queue, (when, priority, next(self._eid), _Alarm(callbacks)))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Generator
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -145,17 +146,17 @@ class Executor:
             for name, stream in rank.streams.items():
                 env.process(self._stream(rank, stream, rank.times[name]))
         self.finished.callbacks.append(_stop)
-        events, step = 0, env.step
+        step = env.step
         try:
             while True:
-                for _ in range(PROGRESS_EVENTS):
-                    events += 1
+                for _ in repeat(None, PROGRESS_EVENTS):
                     step()
                 self._report_progress()
         except simpy.core.StopSimulation:
             self._report_progress()
         except simpy.core.EmptySchedule:
             raise DeadlockError(env.now, self._blocked()) from None
+        events = next(env._eid) - len(env._queue)
         return self._trace(events, time.perf_counter() - began)
 
     def _report_progress(self) -> None:
@@ -180,13 +181,13 @@ class Executor:
         for step in range(self.steps):
             yield rank.go[step]
             ended, joins, began = rank.ended, rank.joins, rank.began_ps[step]
-            now = env.now
+            now = env._now
             for op, waits, issue, activity, number, hold in zip(*plan, strict=True):
                 if waits:
                     blockers = [w for w in waits if not ended[w]]
                     if blockers:
                         yield rank.join(blockers)
-                        now = env.now
+                        now = env._now
                 ready, issued = now, began + issue
                 if issued > now:
                     yield env.timeout(issued - now)
@@ -195,15 +196,15 @@ class Executor:
                     free = pool.hold(rank.sm, hold)
                     if free:
                         yield free
-                        now = env.now
+                        now = env._now
                 start = begin = now
                 if activity:
                     yield pool.start(activity)
-                    now = env.now
+                    now = env._now
                 elif number >= 0:
                     meeting = self._meet(rank, number)
                     yield meeting.done
-                    begin, now = meeting.begin_ps, env.now
+                    begin, now = meeting.begin_ps, env._now
                 if hold:
                     pool.release(rank.sm, hold)
                 ended[op] = True

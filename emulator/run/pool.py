@@ -27,8 +27,8 @@ from operator import attrgetter
 import simpy
 from simpy.events import NORMAL
 
-from emulator.run.activity import Activity, Demands, Running, ends_in_ps
-from emulator.run.clock import END_OF_INSTANT, Alarm, Callbacks, Clock, wake
+from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
+from emulator.run.clock import END_OF_INSTANT, Callbacks, Clock
 from emulator.run.crowd import FAR, Crowd, compiled, fits
 from emulator.run.island import MOST_KNOWN, Device, Island, Link, Make, Places, places_of, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
@@ -173,7 +173,7 @@ class Pool:
 
     def _settle_later(self) -> None:
         self._settling = True
-        Alarm(self.env, self._at_end, 0, END_OF_INSTANT)
+        self.env.call_at(self.env._now, self._at_end, END_OF_INSTANT)
 
     def _enter(self, running: Running) -> None:
         """Put an activity on its resources; it runs at once if all of them have room for it."""
@@ -195,18 +195,6 @@ class Pool:
             self._await(running, now + activity.fluid_ps)
             if not self._settling:
                 self._arm()
-
-    def _leave(self, running: Running) -> None:
-        """Take an activity off its resources; whoever calls sees to it that this is settled."""
-        for island, share in running.places:
-            if island.leave(running, share):
-                self._changed[island] = None
-        if running.member >= 0:
-            assert self._crowd
-            self._crowd.leave(running)
-            self._changed[running.places[0][0]] = None  # to see who is next, tight or not
-        if self._audit:
-            self._audit(self.env.now, running, 0)
 
     def _placed(self, activity: Activity) -> Places:
         """Where an activity has claims."""
@@ -246,13 +234,14 @@ class Pool:
         for running, level in zip(runnings, levels, strict=True):
             before = running.level
             if level != before:
+                left = running.left
                 if before:
-                    running.left -= before * (now - running.since)
+                    running.left = left = left - before * (now - running.since)
                 running.since, running.level, running.stopped_by = now, level, -1
                 if audit:
                     audit(now, running, level)
                 if level:
-                    self._await(running, now + ends_in_ps(running.left, level))
+                    self._await(running, now + (-((SLACK - left) // level) if left > SLACK else 1))
                 else:
                     running.end = -1
 
@@ -342,6 +331,12 @@ class Pool:
         functions = compiled()
         return Crowd(functions) if functions else None
 
+    def _leave_crowd(self, running: Running) -> None:
+        """Take an activity that has ended out of its crowd, and see who ends next, tight or not."""
+        assert self._crowd
+        self._crowd.leave(running)
+        self._changed[running.places[0][0]] = None
+
     def _disband(self, crowd: Crowd) -> None:
         """Take the members of a crowd back."""
         self._crowd = None
@@ -384,19 +379,19 @@ class Pool:
 
     def _arm(self) -> None:
         """See to it that the live timer fires no later than the next thing that is due."""
-        times, timers = self._times, self._timers
+        times, timers, due = self._times, self._timers, self._due
         while times:
             when = times[0]
             if timers and timers[-1] <= when:
                 return
-            for running in self._due[when]:
+            for running in due[when]:
                 if running.end == when:
                     timers.append(when)
-                    Alarm(self.env, self._on_time, when - self.env._now)
+                    self.env.call_at(when, self._on_time)
                     return
-            del self._due[heappop(times)]  # their levels have changed since: they are due at other times
+            del due[heappop(times)]  # their levels have changed since: they are due at other times
 
-    def _fire(self, _timer: simpy.Event) -> None:
+    def _fire(self, timer: simpy.Event) -> None:
         """End and begin what is due now, and wake who waited for it.
 
         All ends come first, so that what follows an activity does not meet those that end with it. If
@@ -406,37 +401,57 @@ class Pool:
         now = env._now
         self._timers.pop()
         later, self._settling = self._settling, True
-        due = self._due.pop(now, None)
-        if due:
-            heappop(self._times)
-            if len(due) > 1:
-                due.sort(key=_by_number)
-            ended, begun = [], []
-            for running in due:
-                if running.end == now:
-                    running.end = -1
-                    if running.since < 0:
-                        begun.append(running)
-                    else:
-                        self._leave(running)
-                        ended.append(running.done or running)
-            for running in begun:
-                self._enter(running)
-            try:
-                wake(ended)
-            except BaseException:  # somebody stopped the simulation: if it goes on, this instant is settled
-                if not later:
-                    Alarm(env, self._at_end, 0, END_OF_INSTANT)
-                raise
+        ended = self._end_and_begin(now) if now in self._due else []
+        try:
+            while ended:  # as SimPy would if it found them next in its queue
+                event = ended.pop()
+                event._ok, event._value = True, None
+                callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
+                for callback in callbacks:
+                    callback(event)
+        except BaseException:  # somebody stopped the simulation: if it goes on, the rest is next
+            while ended:
+                ended.pop().succeed()
+            if not later:
+                env.call_at(now, self._at_end, END_OF_INSTANT)
+            raise
         if later:
             return
         if not self._changed:
             self._settling = False
             self._arm()
-        elif env.more_now():
-            Alarm(env, self._at_end, 0, END_OF_INSTANT)
         else:
-            self._settle(_timer)
+            queue = env._queue
+            if queue and queue[0][0] == now:
+                env.call_at(now, self._at_end, END_OF_INSTANT)
+            else:
+                self._settle(timer)
+
+    def _end_and_begin(self, now: int) -> list[simpy.Event]:
+        """Take off their resources who end now, and then put on theirs who begin; events of the ends, last first."""
+        due = self._due.pop(now)
+        heappop(self._times)
+        if len(due) > 1:
+            due.sort(key=_by_number, reverse=True)
+        ended: list[simpy.Event] = []
+        begun = []
+        for running in due:
+            if running.end == now:
+                running.end = -1
+                if running.since < 0:
+                    begun.append(running)
+                    continue
+                for island, share in running.places:
+                    if island.leave(running, share):
+                        self._changed[island] = None
+                if running.member >= 0:
+                    self._leave_crowd(running)
+                if self._audit:
+                    self._audit(now, running, 0)
+                ended.append(running.done or running)
+        while begun:
+            self._enter(begun.pop())
+        return ended
 
 
 _by_number = attrgetter("number")
