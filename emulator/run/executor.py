@@ -81,8 +81,10 @@ class _Rank:
         self.running = 0
         self.go = [simpy.Event(env) for _ in range(steps)]
         self.over = [simpy.Event(env) for _ in range(steps)]
+        self.noted: dict[str, list[int]] = {name: [] for name in streams}
+        """For each stream the times of its ops of this step, in the order in which they ended,"""
         self.times = {name: array("q") for name in streams}
-        """For each stream the times of its ops, in the order in which they ended."""
+        """and those of steps that are over."""
 
     def join(self, ops: list[int]) -> simpy.Event:
         """Event of the moment when all these ops have ended; none of them has yet."""
@@ -101,7 +103,17 @@ class _Rank:
     @property
     def spans(self) -> int:
         """Ops that have ended so far, in all steps."""
-        return sum(map(len, self.times.values())) // TIMES
+        return sum(map(self.spans_of, self.streams))
+
+    def spans_of(self, stream: str) -> int:
+        """Ops of a stream that have ended so far, in all steps."""
+        return (len(self.times[stream]) + len(self.noted[stream])) // TIMES
+
+    def end_step(self) -> None:
+        """Keep the times of this step as plain numbers."""
+        for name, noted in self.noted.items():
+            self.times[name].frombytes(np.array(noted, dtype=np.int64).tobytes())
+            noted.clear()
 
 
 def _stop(_event: simpy.Event) -> None:
@@ -144,7 +156,7 @@ class Executor:
         for rank in self.ranks:
             env.process(self._host(rank))
             for name, stream in rank.streams.items():
-                env.process(self._stream(rank, stream, rank.times[name]))
+                env.process(self._stream(rank, stream, rank.noted[name]))
         self.finished.callbacks.append(_stop)
         step = env.step
         try:
@@ -172,11 +184,12 @@ class Executor:
             go.succeed()
             if rank.streams:
                 yield over
+            rank.end_step()
         self.unfinished -= 1
         if not self.unfinished:
             self.finished.succeed()
 
-    def _stream(self, rank: _Rank, plan: StreamPlan, times: array[int]) -> Process:
+    def _stream(self, rank: _Rank, plan: StreamPlan, noted: list[int]) -> Process:
         env, pool = self.env, self.pool
         for step in range(self.steps):
             yield rank.go[step]
@@ -210,7 +223,7 @@ class Executor:
                 ended[op] = True
                 if op in joins:
                     rank.wake(op)
-                times.extend((ready, start, begin, now))
+                noted += ready, start, begin, now
             rank.running -= 1
             if not rank.running:
                 rank.over[step].succeed()
@@ -239,7 +252,7 @@ class Executor:
         lines = []
         for rank in self.ranks:
             for name, plan in rank.streams.items():
-                place = len(rank.times[name]) // TIMES
+                place = rank.spans_of(name)
                 if len(rank.began_ps) * len(plan.ops) > place:
                     head = place % len(plan.ops)
                     op = self._op_name(rank, plan.ops[head])
@@ -301,7 +314,7 @@ class Executor:
                     for activity, number in zip(plan.activity, plan.meeting, strict=True)
                 )
             ]
-            noted = np.frombuffer(rank.times[name], dtype=np.int64)
-            times[:, plan.ops] = noted.reshape(self.steps, len(plan.ops), TIMES)
+            ended = np.frombuffer(rank.times[name], dtype=np.int64)
+            times[:, plan.ops] = ended.reshape(self.steps, len(plan.ops), TIMES)
         issued = np.array(rank.began_ps, dtype=np.int64)[:, None] + issue
         return issued.ravel(), np.tile(alone, self.steps), times.reshape(-1, TIMES)
