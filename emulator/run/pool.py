@@ -22,7 +22,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from operator import attrgetter
 
 import simpy
 from simpy.events import NORMAL
@@ -69,8 +68,7 @@ class Pool:
         self._changed: dict[Island, None] = {}  # where somebody may get another level
         self._settling = False  # what changes now will be settled, and the timer armed, later in this instant
         self._known: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
-        self._due: dict[int, list[Running]] = {}  # time -> what ends then, or begins after its latency
-        self._times: list[int] = []  # heap of the keys of _due
+        self._due: list[tuple[int, int, Running]] = []  # heap of when what ends, or begins after its latency
         self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
@@ -204,12 +202,7 @@ class Pool:
     def _await(self, running: Running, when: int) -> None:
         """Have an activity end, or begin, at a time; what was noted before no longer holds."""
         running.end = when
-        there = self._due.get(when)
-        if there is None:
-            self._due[when] = [running]
-            heappush(self._times, when)
-        else:
-            there.append(running)
+        heappush(self._due, (when, running.number, running))
 
     def _settle(self, _event: simpy.Event) -> None:
         """Level anew what the changes of this instant reach."""
@@ -379,17 +372,15 @@ class Pool:
 
     def _arm(self) -> None:
         """See to it that the live timer fires no later than the next thing that is due."""
-        times, timers, due = self._times, self._timers, self._due
-        while times:
-            when = times[0]
-            if timers and timers[-1] <= when:
-                return
-            for running in due[when]:
-                if running.end == when:
+        due, timers = self._due, self._timers
+        while due:
+            when, _, running = due[0]
+            if running.end == when:
+                if not timers or when < timers[-1]:
                     timers.append(when)
                     self.env.call_at(when, self._on_time)
-                    return
-            del due[heappop(times)]  # their levels have changed since: they are due at other times
+                return
+            heappop(due)  # its level has changed since: it is due at another time
 
     def _fire(self, timer: simpy.Event) -> None:
         """End and begin what is due now, and wake who waited for it.
@@ -401,17 +392,16 @@ class Pool:
         now = env._now
         self._timers.pop()
         later, self._settling = self._settling, True
-        ended = self._end_and_begin(now) if now in self._due else []
+        ended = iter(self._end_and_begin(now))
         try:
-            while ended:  # as SimPy would if it found them next in its queue
-                event = ended.pop()
+            for event in ended:  # as SimPy would if it found them next in its queue
                 event._ok, event._value = True, None
                 callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
                 for callback in callbacks:
                     callback(event)
         except BaseException:  # somebody stopped the simulation: if it goes on, the rest is next
-            while ended:
-                ended.pop().succeed()
+            for event in ended:
+                event.succeed()
             if not later:
                 env.call_at(now, self._at_end, END_OF_INSTANT)
             raise
@@ -428,30 +418,26 @@ class Pool:
                 self._settle(timer)
 
     def _end_and_begin(self, now: int) -> list[simpy.Event]:
-        """Take off their resources who end now, and then put on theirs who begin; events of the ends, last first."""
-        due = self._due.pop(now)
-        heappop(self._times)
-        if len(due) > 1:
-            due.sort(key=_by_number, reverse=True)
+        """Take off their resources who end now, and then put on theirs who begin; the events of the ends."""
+        due, changed = self._due, self._changed
         ended: list[simpy.Event] = []
-        begun = []
-        for running in due:
-            if running.end == now:
-                running.end = -1
-                if running.since < 0:
-                    begun.append(running)
-                    continue
-                for island, share in running.places:
-                    if island.leave(running, share):
-                        self._changed[island] = None
-                if running.member >= 0:
-                    self._leave_crowd(running)
-                if self._audit:
-                    self._audit(now, running, 0)
-                ended.append(running.done or running)
-        while begun:
-            self._enter(begun.pop())
+        begun: list[Running] = []
+        while due and due[0][0] == now:
+            running = heappop(due)[2]
+            if running.end != now:
+                continue
+            running.end = -1
+            if running.since < 0:
+                begun.append(running)
+                continue
+            for island, share in running.places:
+                if island.leave(running, share):
+                    changed[island] = None
+            if running.member >= 0:
+                self._leave_crowd(running)
+            if self._audit:
+                self._audit(now, running, 0)
+            ended.append(running.done or running)
+        for running in begun:
+            self._enter(running)
         return ended
-
-
-_by_number = attrgetter("number")
