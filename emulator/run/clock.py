@@ -16,12 +16,9 @@ Callbacks = list[Callable[[simpy.Event], None]]
 
 
 class _Alarm(simpy.Event):
-    """Nobody waits for it: it calls back, and is done with."""
+    """Nobody waits for it: it calls back, and may then be set again."""
 
     _ok, _value = True, None
-
-    def __init__(self, callbacks: Callbacks) -> None:
-        self.callbacks = callbacks
 
 
 class Clock(simpy.Environment):
@@ -34,6 +31,17 @@ class Clock(simpy.Environment):
         def now(self) -> int:
             """The time, in picoseconds."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._alarms: list[simpy.Event] = []
+        """Those that are not set."""
+
+    def callbacks(self, call: Callable[[simpy.Event], None]) -> Callbacks:
+        """What `call_at` takes to make this call."""
+        return [call, self._alarms.append]
+
     def call_at(self, when: int, callbacks: Callbacks, priority: EventPriority = NORMAL) -> None:
         """Call back at a time; at once, but after everything else of this instant, if it is for its end."""
-        heappush(self._queue, (when, priority, next(self._eid), _Alarm(callbacks)))
+        alarm = self._alarms.pop() if self._alarms else _Alarm(self)
+        alarm.callbacks = callbacks
+        heappush(self._queue, (when, priority, next(self._eid), alarm))

@@ -27,7 +27,7 @@ import simpy
 from simpy.events import NORMAL
 
 from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
-from emulator.run.clock import END_OF_INSTANT, Callbacks, Clock
+from emulator.run.clock import END_OF_INSTANT, Clock
 from emulator.run.crowd import FAR, Crowd, compiled, fits
 from emulator.run.island import MOST_KNOWN, Device, Island, Link, Make, Places, places_of, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
@@ -78,8 +78,8 @@ class Pool:
         self._makes: dict[tuple[int, ...], Make] = {}
         self._island_of = self._islands(islands)
         self._places: dict[Activity, Places] = {}
-        self._on_time: Callbacks = [self._fire]
-        self._at_end: Callbacks = [self._settle]
+        self._on_time = env.callbacks(self._fire)
+        self._at_end = env.callbacks(self._settle)
 
     def _islands(self, device_of: Sequence[int]) -> list[Island]:
         """The island of each resource."""
@@ -190,7 +190,8 @@ class Pool:
             running.level = activity.bound
             if self._audit:
                 self._audit(now, running, running.level)
-            self._await(running, now + activity.fluid_ps)
+            running.end = end = now + activity.fluid_ps
+            heappush(self._due, (end, running.number, running))
             if not self._settling:
                 self._arm()
 
@@ -223,7 +224,7 @@ class Pool:
 
     def _set_levels(self, runnings: Iterable[Running], levels: Iterable[int]) -> None:
         """Let activities go on at these levels, from now on."""
-        now, audit = self.env._now, self._audit
+        now, audit, due = self.env._now, self._audit, self._due
         for running, level in zip(runnings, levels, strict=True):
             before = running.level
             if level != before:
@@ -234,7 +235,8 @@ class Pool:
                 if audit:
                     audit(now, running, level)
                 if level:
-                    self._await(running, now + (-((SLACK - left) // level) if left > SLACK else 1))
+                    running.end = end = now + (-((SLACK - left) // level) if left > SLACK else 1)
+                    heappush(due, (end, running.number, running))
                 else:
                     running.end = -1
 
