@@ -1,24 +1,18 @@
-"""The clock of a run: SimPy's environment in picoseconds, and what the pool needs of its queue."""
+"""The clock of a run: SimPy's environment in picoseconds, with an alarm, and with ends of instants.
+
+At every instant SimPy's urgent events come first, then the alarm, if it is set for that time, then all other
+events, and when nothing is left, the end of the instant, if it was asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import URGENT
 
-END_OF_INSTANT = EventPriority(2)
-"""SimPy priority after URGENT (0) and NORMAL (1): what is scheduled so runs when nothing else is left now."""
-
-Callbacks = list[Callable[[simpy.Event], None]]
-
-
-class _Alarm(simpy.Event):
-    """Nobody waits for it: it calls back, and may then be set again."""
-
-    _ok, _value = True, None
+NEVER = -1
 
 
 class Clock(simpy.Environment):
@@ -33,15 +27,36 @@ class Clock(simpy.Environment):
 
     def __init__(self) -> None:
         super().__init__()
-        self._alarms: list[simpy.Event] = []
-        """Those that are not set."""
+        self.alarm_ps = NEVER
+        """When to call `ring`: later than now. It is not set then."""
+        self.closing = False
+        """Whether to call `close` at the end of this instant. It is not asked for any more then."""
+        self.ring: Callable[[], None]
+        self.close: Callable[[], None]
 
-    def callbacks(self, call: Callable[[simpy.Event], None]) -> Callbacks:
-        """What `call_at` takes to make this call."""
-        return [call, self._alarms.append]
+    def more_now(self) -> bool:
+        """Whether something else is left in the queue for this instant."""
+        return bool(self._queue) and self._queue[0][0] == self._now
 
-    def call_at(self, when: int, callbacks: Callbacks, priority: EventPriority = NORMAL) -> None:
-        """Call back at a time; at once, but after everything else of this instant, if it is for its end."""
-        alarm = self._alarms.pop() if self._alarms else _Alarm(self)
-        alarm.callbacks = callbacks
-        heappush(self._queue, (when, priority, next(self._eid), alarm))
+    def peek(self) -> float:
+        """When something happens next."""
+        if self.closing:
+            return self._now
+        return super().peek() if self.alarm_ps == NEVER else min(self.alarm_ps, super().peek())
+
+    def step(self) -> None:
+        """Process what comes next; raises EmptySchedule if nothing does."""
+        queue, alarm = self._queue, self.alarm_ps
+        if self.closing:
+            if not queue or queue[0][0] != self._now:
+                self.closing = False
+                self.close()
+                return
+        elif alarm >= 0:
+            when = queue[0][0] if queue else alarm
+            if alarm < when or (alarm == when and not (queue and queue[0][1] == URGENT)):
+                self.alarm_ps = NEVER
+                self._now = alarm
+                self.ring()
+                return
+        super().step()

@@ -7,7 +7,7 @@ solved together, so neither do they depend on who is in a crowd.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -149,7 +149,9 @@ class Crowd:
         members, _, resources = self._tables
         self._members, self._resources = Members(*members), Resources(*resources)
 
-    def join(self, joining: list[Running], room: Sequence[int], full: Container[int]) -> None:
+    def join(
+        self, joining: list[Running], room: Sequence[int], is_full: Callable[[int], bool]
+    ) -> None:
         """Take activities in, with the room of their resources, and which of these are contended."""
         if not joining:
             return
@@ -162,7 +164,7 @@ class Crowd:
             for resource, demand in running.activity.demands:
                 if resource not in self.here:
                     self.here[resource] = len(self.here)
-                    state = room[resource] >> LEVEL_BITS, resource in full, -1, 0, 0, 0, ALL
+                    state = room[resource] >> LEVEL_BITS, is_full(resource), -1, 0, 0, 0, ALL
                     resources.append((*state, 0, 0, 0, 0, 0, 0, 0, 0, 0))
                 claims.append((self.here[resource], demand, number, -1))
             end = begin + len(running.activity.demands)

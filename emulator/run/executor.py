@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Generator
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -158,17 +157,16 @@ class Executor:
             for name, stream in rank.streams.items():
                 env.process(self._stream(rank, stream, rank.noted[name]))
         self.finished.callbacks.append(_stop)
-        step = env.step
+        events, step = 0, env.step
         try:
             while True:
-                for _ in repeat(None, PROGRESS_EVENTS):
+                for events in range(events + 1, events + 1 + PROGRESS_EVENTS):
                     step()
                 self._report_progress()
         except simpy.core.StopSimulation:
             self._report_progress()
         except simpy.core.EmptySchedule:
             raise DeadlockError(env.now, self._blocked()) from None
-        events = next(env._eid) - len(env._queue)
         return self._trace(events, time.perf_counter() - began)
 
     def _report_progress(self) -> None:

@@ -27,7 +27,7 @@ import simpy
 from simpy.events import NORMAL
 
 from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
-from emulator.run.clock import END_OF_INSTANT, Clock
+from emulator.run.clock import NEVER, Clock
 from emulator.run.crowd import FAR, Crowd, compiled, fits
 from emulator.run.island import MOST_KNOWN, Device, Island, Link, Make, Places, places_of, users_of
 from emulator.run.maxmin import FULL, LEVEL_BITS, solve
@@ -66,10 +66,9 @@ class Pool:
         self._audit = audit
         self._room = [c << LEVEL_BITS for c in capacities]  # what is not held, in the solver's units
         self._changed: dict[Island, None] = {}  # where somebody may get another level
-        self._settling = False  # what changes now will be settled, and the timer armed, later in this instant
+        self._settling = False  # what changes now will be settled, and the alarm set, later in this instant
         self._known: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
         self._due: list[tuple[int, int, Running]] = []  # heap of when what ends, or begins after its latency
-        self._timers: list[int] = []  # each earlier than the one before it; the last is the live one
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
         self._crowd: Crowd | None = None
@@ -78,8 +77,7 @@ class Pool:
         self._makes: dict[tuple[int, ...], Make] = {}
         self._island_of = self._islands(islands)
         self._places: dict[Activity, Places] = {}
-        self._on_time = env.callbacks(self._fire)
-        self._at_end = env.callbacks(self._settle)
+        env.ring, env.close = self._ring, self._settle
 
     def _islands(self, device_of: Sequence[int]) -> list[Island]:
         """The island of each resource."""
@@ -135,7 +133,7 @@ class Pool:
         if activity.delay_ps:
             self._await(running, env._now + activity.delay_ps)
             if not self._settling:
-                self._arm()
+                self._set_alarm()
         else:
             self._enter(running)
         return done or running
@@ -170,8 +168,7 @@ class Pool:
                 self._settle_later()
 
     def _settle_later(self) -> None:
-        self._settling = True
-        self.env.call_at(self.env._now, self._at_end, END_OF_INSTANT)
+        self._settling = self.env.closing = True
 
     def _enter(self, running: Running) -> None:
         """Put an activity on its resources; it runs at once if all of them have room for it."""
@@ -193,7 +190,7 @@ class Pool:
             running.end = end = now + activity.fluid_ps
             heappush(self._due, (end, running.number, running))
             if not self._settling:
-                self._arm()
+                self._set_alarm()
 
     def _placed(self, activity: Activity) -> Places:
         """Where an activity has claims."""
@@ -205,7 +202,7 @@ class Pool:
         running.end = when
         heappush(self._due, (when, running.number, running))
 
-    def _settle(self, _event: simpy.Event) -> None:
+    def _settle(self) -> None:
         """Level anew what the changes of this instant reach."""
         self._settling = False
         changed, self._changed = self._changed, {}
@@ -220,7 +217,7 @@ class Pool:
                 self._set_levels(island.members, levels)
         if together:  # comes last, for it may reach islands that have been settled
             self._settle_together(together)
-        self._arm()
+        self._set_alarm()
 
     def _set_levels(self, runnings: Iterable[Running], levels: Iterable[int]) -> None:
         """Let activities go on at these levels, from now on."""
@@ -297,9 +294,8 @@ class Pool:
                     del island.members[running]
             if self._audit:
                 before[running] = running.level
-        full = {r for running in reached for island, _ in running.places for r in island.full()}
-        self._contended.update(r for running in reached for r, _ in running.demands if r in full)
-        crowd.join(reached, room, full)
+            self._contended.update(r for r, _ in running.demands if self._is_full(r))
+        crowd.join(reached, room, self._is_full)
         told = crowd.settle(now)
         self._solves += 1
         if self._audit:
@@ -316,6 +312,9 @@ class Pool:
             if running.end != crowd.due_ps:
                 self._await(running, crowd.due_ps)
         return True
+
+    def _is_full(self, resource: int) -> bool:
+        return resource in self._island_of[resource].full()
 
     def _new_crowd(self, size: int) -> Crowd | None:
         """A crowd to begin with, if there is a compiler and it is loaded or has been missed enough."""
@@ -372,29 +371,26 @@ class Pool:
                 self._known[key] = found
         return found
 
-    def _arm(self) -> None:
-        """See to it that the live timer fires no later than the next thing that is due."""
-        due, timers = self._due, self._timers
+    def _set_alarm(self) -> None:
+        """Set the alarm for what is due next."""
+        due = self._due
         while due:
             when, _, running = due[0]
             if running.end == when:
-                if not timers or when < timers[-1]:
-                    timers.append(when)
-                    self.env.call_at(when, self._on_time)
+                self.env.alarm_ps = when
                 return
             heappop(due)  # its level has changed since: it is due at another time
+        self.env.alarm_ps = NEVER
 
-    def _fire(self, timer: simpy.Event) -> None:
+    def _ring(self) -> None:
         """End and begin what is due now, and wake who waited for it.
 
         All ends come first, so that what follows an activity does not meet those that end with it. If
-        nothing is left of this instant then, it is settled here, without an event of its own.
+        nothing is left of this instant then, it is settled at once.
         """
         env = self.env
-        now = env._now
-        self._timers.pop()
-        later, self._settling = self._settling, True
-        ended = iter(self._end_and_begin(now))
+        self._settling = True
+        ended = iter(self._end_and_begin(env._now))
         try:
             for event in ended:  # as SimPy would if it found them next in its queue
                 event._ok, event._value = True, None
@@ -404,20 +400,16 @@ class Pool:
         except BaseException:  # somebody stopped the simulation: if it goes on, the rest is next
             for event in ended:
                 event.succeed()
-            if not later:
-                env.call_at(now, self._at_end, END_OF_INSTANT)
+            env.closing = True
             raise
-        if later:
-            return
-        if not self._changed:
-            self._settling = False
-            self._arm()
+        queue = env._queue
+        if queue and queue[0][0] == env._now:
+            env.closing = True
+        elif self._changed:
+            self._settle()
         else:
-            queue = env._queue
-            if queue and queue[0][0] == now:
-                env.call_at(now, self._at_end, END_OF_INSTANT)
-            else:
-                self._settle(timer)
+            self._settling = False
+            self._set_alarm()
 
     def _end_and_begin(self, now: int) -> list[simpy.Event]:
         """Take off their resources who end now, and then put on theirs who begin; the events of the ends."""
