@@ -29,6 +29,20 @@ Hold = tuple[int, int, int, int]
 World = tuple[list[int], list[Act], list[Hold]]
 
 
+TIDIED_UP: World = (
+    [4, 1],
+    [
+        (((1, 2),), 1, FULL, 0, 0),
+        (((0, 2),), 1, FULL, 0, 0),
+        *[(((0, 2), (1, 2)), 1, FULL, at, 0) for at in (1, 0, 1)],
+        (((0, 2),), 1, 1, 0, 0),
+        (((1, 2),), 1, FULL, 0, 0),
+    ],
+    [],
+)
+"""A crowd of one tidies up while a link that only its old members use is contended."""
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Capacities; activities as (demands, length, bound, start, delay); holds as (resource, amount, at, for).
@@ -98,13 +112,13 @@ def same(world: World, sizes: tuple[int, ...] = (1, 3, 6)) -> None:
     for size in sizes:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(crowd, "SPARE", size - 1)  # so that it tidies up at each chance, or seldom,
-            patch.setattr(crowd, "LOCAL", 7 - size)  # and changes are followed where they go, or not
             assert logged(world, size)[:2] == expected, f"crowd of {size}"
 
 
 @settings(max_examples=300, deadline=None)
 @given(worlds())
 @example(([10], [(((0, 7),), 100, FULL, 0, 0), (((0, 7),), 50, FULL, 3, 0)], []))
+@example(TIDIED_UP)
 def test_compiled_and_python_play_the_same(world: World) -> None:
     """Levels, ends and their order, with crowds of any size: the last sizes are crossed up and down."""
     same(world)

@@ -2,19 +2,22 @@
 
 Every number is the one that Python's integers give: see `pairs`. `crowd.fits` says which activities have
 such numbers; a pool plays others in Python. For the sake of speed, less is solved than could have changed:
-`level_anew` says why that is exact.
+`sweep` says why that is exact.
 
 Members, claims and resources go by the rows that they have in the tables of `crowd`.
 """
 
 from __future__ import annotations
 
-from emulator.run.crowd import ALL, FAR, Claims, Ints, Members, Resources, Table
+from emulator.run.crowd import ALL, ASIDE, FAR, STATE, Claims, Ints, Members, Resources, Table
 from emulator.run.maxmin import FULL
-from emulator.run.pairs import compiled, ends_in, heapify, kept, minus, plus, pop, quotient, sink, times
+from emulator.run.pairs import compiled, ends_in, kept, minus, pop, push, quotient, sink, times
 
 RISING = -1
 """Target of who has not stopped yet."""
+TOUCHED, FILLING, LISTED, WAITING, EVENTS = range(STATE)
+"""State of a sweep: how many resources are in it, how many are in the heap by key, how many members are in it,
+how many of these are in the heap, and with how many resources the others wait."""
 
 
 @compiled
@@ -27,9 +30,6 @@ def link(members: Members, claims: Claims, resources: Resources, linked: int) ->
         resources.load[r] += claims.demand[c]
         if resources.load[r] > FULL:
             return False
-        high, low = times(claims.demand[c], members.level[claims.member[c]])
-        high, low = plus(resources.used_high[r], resources.used_low[r], high, low)
-        resources.used_high[r], resources.used_low[r] = high, low
     return True
 
 
@@ -44,11 +44,7 @@ def unlink(members: Members, claims: Claims, resources: Resources, gone: Ints) -
         m = gone[i]
         least = min(least, members.level[m])
         for c in range(members.first[m], members.last[m]):
-            r = claims.resource[c]
-            high, low = times(claims.demand[c], members.level[m])
-            high, low = minus(resources.used_high[r], resources.used_low[r], high, low)
-            resources.used_high[r], resources.used_low[r] = high, low
-            resources.load[r] -= claims.demand[c]
+            resources.load[claims.resource[c]] -= claims.demand[c]
         members.last[m] = members.first[m]
         members.level[m] = 0
         members.end[m] = FAR
@@ -56,51 +52,154 @@ def unlink(members: Members, claims: Claims, resources: Resources, gone: Ints) -
 
 
 @compiled
-def touch(
-    members: Members, claims: Claims, resources: Resources, rising: Ints, new: int, touched: Ints, n: int
-) -> int:
-    """Add the contended resources of those who are new, or get another level, to the n touched ones.
-
-    Returns how many there are then.
-    """
-    for i in range(len(rising)):
-        m = rising[i]
-        if m >= new or members.target[m] != members.level[m]:
-            for c in range(members.first[m], members.last[m]):
-                r = claims.resource[c]
-                if resources.binds[r] and not resources.touched[r]:
-                    resources.touched[r] = 1
-                    touched[n] = r
-                    n += 1
-    return n
+def rise(members: Members, claims: Claims, resources: Resources, state: Ints, m: int, new: bool) -> None:
+    """Let a member rise; the sweep looks at it where it stopped: at its bound, or with a resource of it."""
+    members.target[m] = RISING
+    members.list[state[LISTED]] = m
+    state[LISTED] += 1
+    if not new:
+        for c in range(members.first[m], members.last[m]):
+            r = claims.resource[c]
+            if not resources.touched[r]:
+                resources.before[r] = resources.level[r]
+            if resources.before[r] == members.level[m]:
+                if resources.waiting[r] < 0:
+                    state[EVENTS] = push(resources.events, state[EVENTS], r, resources.before)
+                members.after[m] = resources.waiting[r]
+                resources.waiting[r] = m
+                return
+    state[WAITING] = push(members.heap, state[WAITING], m, members.bound)
 
 
 @compiled
-def gather(
-    members: Members, claims: Claims, resources: Resources, same: int, touched: Ints, rising: Ints, n: int
-) -> int:
-    """Let those rise who use a touched resource, and stop no lower than `same`: after the n that do already.
+def fill(members: Members, claims: Claims, resources: Resources, state: Ints, r: int, level: int) -> None:
+    """Take a resource into the sweep, which has come to this level: its users rise unless they have stopped.
 
-    Returns how many do then. Claims of those who are gone are taken out of the lists on the way.
+    Claims of those who are gone are taken out of its list on the way.
     """
-    for i in range(len(touched)):
-        r = touched[i]
-        before, c = -1, resources.head[r]
-        while c >= 0:
-            m, after = claims.member[c], claims.after[c]
-            if members.first[m] == members.last[m]:
-                if before < 0:
-                    resources.head[r] = after
-                else:
-                    claims.after[before] = after
+    resources.touched[r] = 1
+    resources.list[state[TOUCHED]] = r
+    state[TOUCHED] += 1
+    resources.before[r] = resources.level[r]
+    if resources.level[r] >= level:
+        resources.level[r] = ALL
+    high, low, load = resources.room[r], 0, 0
+    before, c = -1, resources.head[r]
+    while c >= 0:
+        m, after = claims.member[c], claims.after[c]
+        if members.first[m] == members.last[m]:
+            if before < 0:
+                resources.head[r] = after
             else:
-                before = c
-                if members.level[m] >= same and members.target[m] != RISING:
-                    members.target[m] = RISING
-                    rising[n] = m
-                    n += 1
-            c = after
-    return n
+                claims.after[before] = after
+        else:
+            before = c
+            at = members.target[m]
+            if at == ASIDE:
+                at = members.level[m]
+                if at >= level:
+                    rise(members, claims, resources, state, m, False)
+                    at = RISING
+            if at == RISING:
+                load += claims.demand[c]
+            else:
+                used_high, used_low = times(claims.demand[c], at)
+                high, low = minus(high, low, used_high, used_low)
+        c = after
+    resources.left_high[r], resources.left_low[r], resources.rising[r] = high, low, load
+    if resources.binds[r] and load:
+        resources.key[r] = quotient(high, low, load)
+        resources.stale[r] = 0
+        state[FILLING] = push(resources.heap, state[FILLING], r, resources.key)
+
+
+@compiled
+def fill_others(
+    members: Members, claims: Claims, resources: Resources, state: Ints, m: int, level: int, most: int
+) -> None:
+    """Take other contended resources of a member into the sweep that are full at `most` at most."""
+    for c in range(members.first[m], members.last[m]):
+        r = claims.resource[c]
+        if resources.binds[r] and not resources.touched[r] and resources.level[r] <= most:
+            fill(members, claims, resources, state, r, level)
+
+
+@compiled
+def fill_up(resources: Resources, state: Ints, level: int) -> tuple[int, int]:
+    """Level of the next round, at most the given one, and how many resources are full there.
+
+    The quotient left // rising of a resource never falls, so a key that is stale is a lower bound.
+    """
+    key, heap, size, n = resources.key, resources.heap, state[FILLING], 0
+    while size and key[heap[0]] <= level:
+        r = heap[0]
+        if resources.stale[r] and resources.rising[r]:
+            resources.stale[r] = 0
+            key[r] = quotient(resources.left_high[r], resources.left_low[r], resources.rising[r])
+            sink(heap, size, 0, key)
+            continue
+        size = pop(heap, size, key)
+        if resources.rising[r]:
+            level = key[r]
+            resources.level[r] = level
+            resources.full[n] = r
+            n += 1
+    state[FILLING] = size
+    return level, n
+
+
+@compiled
+def stays(members: Members, claims: Claims, resources: Resources, m: int, level: int) -> bool:
+    """Whether this level is a member's bound, or that of a full resource of it that is not in the sweep."""
+    if level == members.bound[m]:
+        return True
+    for c in range(members.first[m], members.last[m]):
+        r = claims.resource[c]
+        if resources.binds[r] and not resources.touched[r] and resources.level[r] == level:
+            return True
+    return False
+
+
+@compiled
+def halt(
+    members: Members, claims: Claims, resources: Resources, state: Ints, level: int, n: int
+) -> tuple[int, int]:
+    """Stop at this level who uses one of n full resources, or stays at it anyway.
+
+    So many have stopped, and so many rise past the level that they had.
+    """
+    stopped, passing, count, others = members.stopped, members.passing, 0, 0
+    for i in range(n):
+        c = resources.head[resources.full[i]]
+        while c >= 0:
+            m = claims.member[c]
+            if members.target[m] == RISING:
+                members.target[m] = level
+                stopped[count] = m
+                count += 1
+            c = claims.after[c]
+    while state[EVENTS] and resources.before[resources.events[0]] <= level:
+        r = resources.events[0]
+        state[EVENTS] = pop(resources.events, state[EVENTS], resources.before)
+        m, resources.waiting[r] = resources.waiting[r], -1
+        while m >= 0:
+            if members.target[m] == RISING:
+                if stays(members, claims, resources, m, level):
+                    members.target[m] = level
+                    stopped[count] = m
+                    count += 1
+                else:
+                    passing[others] = m
+                    others += 1
+            m = members.after[m]
+    while state[WAITING] and members.bound[members.heap[0]] <= level:
+        m = members.heap[0]
+        state[WAITING] = pop(members.heap, state[WAITING], members.bound)
+        if members.target[m] == RISING:
+            members.target[m] = level
+            stopped[count] = m
+            count += 1
+    return count, others
 
 
 @compiled
@@ -118,153 +217,61 @@ def stop(members: Members, claims: Claims, resources: Resources, stopped: Ints, 
 
 
 @compiled
-def everything(
-    members: Members, resources: Resources, same: int, touched: Ints, rising: Ints, n: int
-) -> tuple[int, int]:
-    """Touch all resources, and let all rise who stop no lower than `same`: how many there are of both."""
-    for r in range(len(resources.room)):
-        resources.touched[r] = 1
-        touched[r] = r
-    for m in range(len(members.level)):
-        if members.level[m] >= same and members.target[m] != RISING and members.first[m] < members.last[m]:
-            members.target[m] = RISING
-            rising[n] = m
-            n += 1
-    return len(resources.room), n
+def sweep(
+    members: Members, claims: Claims, resources: Resources, state: Ints, changed: Ints, new: int, same: int
+) -> int:
+    """Set the targets of those whom a change can concern: so many, who are then listed.
 
-
-@compiled
-def limit(members: Members, claims: Claims, resources: Resources, rising: Ints, heap: Ints) -> None:
-    """Cap of each: its bound, and the levels at which contended resources that are not touched are full."""
-    for i in range(len(rising)):
-        m = rising[i]
-        cap = members.bound[m]
-        for c in range(members.first[m], members.last[m]):
-            r = claims.resource[c]
-            if resources.binds[r] and not resources.touched[r]:
-                cap = min(cap, resources.level[r])
-        members.cap[m] = cap
-        heap[i] = m
-    heapify(heap, len(heap), members.cap)
-
-
-@compiled
-def empty(
-    members: Members, claims: Claims, resources: Resources, touched: Ints, rising: Ints, same: int
-) -> None:
-    """Begin filling the touched resources: what those who rise used is there for them again."""
-    for i in range(len(touched)):
-        r = touched[i]
-        resources.left_high[r], resources.left_low[r] = minus(
-            resources.room[r], 0, resources.used_high[r], resources.used_low[r]
-        )
-        resources.rising[r] = 0
-        if resources.level[r] >= same:
-            resources.level[r] = ALL
-    for i in range(len(rising)):
-        m = rising[i]
-        for c in range(members.first[m], members.last[m]):
-            r = claims.resource[c]
-            if resources.touched[r]:
-                high, low = times(claims.demand[c], members.level[m])
-                high, low = plus(resources.left_high[r], resources.left_low[r], high, low)
-                resources.left_high[r], resources.left_low[r] = high, low
-                resources.rising[r] += claims.demand[c]
-
-
-@compiled
-def by_quotient(resources: Resources, touched: Ints, heap: Ints) -> int:
-    """Put the contended resources with users who rise in the heap; how many they are."""
-    size = 0
-    for i in range(len(touched)):
-        r = touched[i]
-        if resources.binds[r] and resources.rising[r]:
-            left_high, left_low = resources.left_high[r], resources.left_low[r]
-            resources.key[r] = quotient(left_high, left_low, resources.rising[r])
-            resources.stale[r] = 0
-            heap[size] = r
-            size += 1
-    heapify(heap, size, resources.key)
-    return size
-
-
-@compiled
-def fill_up(resources: Resources, heap: Ints, size: int, level: int, full: Ints) -> tuple[int, int, int]:
-    """Level of the next round, at most the given one; resources full there; resources left in the heap.
-
-    The quotient left // rising of a resource never falls, so a key that is stale is a lower bound.
+    Members from `new` on have just joined. This is the progressive filling of `maxmin.solve`, from level
+    `same` on, the lowest that what changes had or can have: levels below it are as they were. A resource is
+    not in the sweep as long as all that has happened to it up to the present level has happened before: it is
+    full where it was then, and whoever stopped there still does. At first only changed resources are in, and
+    those of new members; others come in when a user stops lower than he did, if they were full above that,
+    or rises past the level that he had.
     """
-    key, n = resources.key, 0
-    while size and key[heap[0]] <= level:
-        r = heap[0]
-        if resources.stale[r] and resources.rising[r]:
-            resources.stale[r] = 0
-            key[r] = quotient(resources.left_high[r], resources.left_low[r], resources.rising[r])
-            sink(heap, size, 0, key)
-            continue
-        size = pop(heap, size, key)
-        if resources.rising[r]:
-            level = key[r]
-            resources.level[r] = level
-            full[n] = r
-            n += 1
-    return level, n, size
+    state[:] = 0
+    for m in range(new, len(members.level)):
+        rise(members, claims, resources, state, m, True)
+    for i in range(len(changed)):
+        if not resources.touched[changed[i]]:
+            fill(members, claims, resources, state, changed[i], same)
+    for m in range(new, len(members.level)):
+        fill_others(members, claims, resources, state, m, same, ALL)
+    halted = 0
+    while halted < state[LISTED]:
+        level = FULL
+        if state[WAITING]:
+            level = members.bound[members.heap[0]]
+        if state[EVENTS]:
+            level = min(level, resources.before[resources.events[0]])
+        level, n = fill_up(resources, state, level)
+        count, others = halt(members, claims, resources, state, level, n)
+        halted += count
+        stop(members, claims, resources, members.stopped[:count], level)
+        for i in range(count):
+            m = members.stopped[i]
+            if level < members.level[m]:
+                fill_others(members, claims, resources, state, m, level, FULL)
+        for i in range(others):
+            m = members.passing[i]
+            state[WAITING] = push(members.heap, state[WAITING], m, members.bound)
+            fill_others(members, claims, resources, state, m, level, ALL)
+    for i in range(state[EVENTS]):
+        resources.waiting[resources.events[i]] = -1
+    for i in range(state[TOUCHED]):
+        resources.touched[resources.list[i]] = 0
+    return state[LISTED]
 
 
 @compiled
-def fill(
-    members: Members, claims: Claims, resources: Resources, touched: Ints, rising: Ints, same: int
-) -> None:
-    """Progressive filling as in `maxmin.solve`, of the touched resources by those who rise.
-
-    In each round the lowest of left // rising over the resources and of the cap over those who rise stops
-    everybody it concerns, at once.
-    """
-    by_cap, by_key = members.heap[: len(rising)], resources.heap
-    full, stopped = resources.full, members.stopped
-    limit(members, claims, resources, rising, by_cap)
-    empty(members, claims, resources, touched, rising, same)
-    caps = len(by_cap)
-    size = by_quotient(resources, touched, by_key)
-    while caps:
-        if members.target[by_cap[0]] != RISING:
-            caps = pop(by_cap, caps, members.cap)
-            continue
-        level, n, size = fill_up(resources, by_key, size, members.cap[by_cap[0]], full)
-        count = 0
-        for i in range(n):
-            c = resources.head[full[i]]
-            while c >= 0:
-                m = claims.member[c]
-                if members.target[m] == RISING:
-                    members.target[m] = level
-                    stopped[count] = m
-                    count += 1
-                c = claims.after[c]
-        while caps and members.cap[by_cap[0]] <= level:
-            m = by_cap[0]
-            if members.target[m] == RISING:
-                members.target[m] = level
-                stopped[count] = m
-                count += 1
-            caps = pop(by_cap, caps, members.cap)
-        stop(members, claims, resources, stopped[:count], level)
-
-
-@compiled
-def move(now: int, members: Members, claims: Claims, resources: Resources, concerned: Ints) -> None:
+def move(now: int, members: Members, concerned: Ints) -> None:
     """Give members their new levels. What is left of a length changes only here."""
     for i in range(len(concerned)):
         m = concerned[i]
         before, level = members.level[m], members.target[m]
+        members.target[m] = ASIDE
         if level == before:
             continue
-        for c in range(members.first[m], members.last[m]):
-            r = claims.resource[c]
-            high, low = times(claims.demand[c], level)
-            high, low = plus(resources.used_high[r], resources.used_low[r], high, low)
-            less_high, less_low = times(claims.demand[c], before)
-            resources.used_high[r], resources.used_low[r] = minus(high, low, less_high, less_low)
         done_high, done_low = times(before, now - members.since[m])
         high, low = minus(members.left_high[m], members.left_low[m], done_high, done_low)
         members.left_high[m], members.left_low[m] = high, low
@@ -287,77 +294,46 @@ def least_share(members: Members, claims: Claims, resources: Resources, new: int
     return same
 
 
-@compiled
-def level_anew(
-    members: Members, claims: Claims, resources: Resources, changed: Ints, new: int, same: int, local: int
-) -> int:
-    """Set the targets of those whom a change can concern: so many, who are then listed.
-
-    Members from `new` on have just joined. What changes takes no part in a round below the lowest level that
-    it had or can have, `same`: levels below are as they were. A resource that has not changed, and whose
-    users all keep their levels, is full at the level at which it was: its story depends on nothing else. So
-    only changed resources are filled, while the others cap their users as before. If that changes the level
-    of a user of others, those are touched too, and it is done again, until nobody else is concerned; or once
-    and for all, if more than `local` resources are touched.
-    """
-    touched, rising = resources.list, members.list
-    n, count, before = 0, 0, -1
-    for i in range(len(changed)):
-        if not resources.touched[changed[i]]:
-            resources.touched[changed[i]] = 1
-            touched[n] = changed[i]
-            n += 1
-    for m in range(new, len(members.level)):
-        rising[count] = m
-        count += 1
-    n = touch(members, claims, resources, rising[:count], new, touched, n)
-    while n > before:
-        for i in range(count):
-            members.target[rising[i]] = RISING
-        if n > local:
-            n, count = everything(members, resources, same, touched, rising, count)
-        else:
-            count = gather(members, claims, resources, same, touched[max(0, before) : n], rising, count)
-        fill(members, claims, resources, touched[:n], rising[:count], same)
-        before = n
-        n = touch(members, claims, resources, rising[:count], new, touched, n)
-    for i in range(n):
-        resources.touched[touched[i]] = 0
-    return count
-
-
 @kept
 def settle(
     now: int,
     member_rows: Table,
     claim_rows: Table,
     resource_rows: Table,
+    state: Ints,
     gone: Ints,
     changed: Ints,
     new: int,
     linked: int,
     same: int,
-    local: int,
-) -> int:
-    """Level members anew at a time: the earliest end, or -1 if the demands on a resource pass 2**62.
+) -> tuple[int, int]:
+    """Level members anew at a time: the earliest end, and how many have it, who are then listed.
 
-    gone: members that have ended. changed: resources that have other users or another room or state.
-    new, linked: the first member and the first claim that have been added. same: levels below it are as they
-    were, as far as rooms go. local: a change that reaches more resources is taken to reach all.
+    The end is -1 if the demands on a resource pass 2**62. state: room for the state of a sweep. gone: members
+    that have ended. changed: resources that have other users or another room or state. new, linked: the first
+    member and the first claim that have been added. same: levels below it are as they were, as far as rooms
+    go.
     """
     m, c, r = member_rows, claim_rows, resource_rows
-    members = Members(m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8], m[9], m[10], m[11], m[12])
+    members = Members(
+        m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8], m[9], m[10], m[11], m[12], m[13]
+    )
     claims = Claims(c[0], c[1], c[2], c[3])
     resources = Resources(
-        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15]
+        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14],
+        r[15], r[16]
     )
     same = min(same, unlink(members, claims, resources, gone))
     if not link(members, claims, resources, linked):
-        return -1
+        return -1, 0
     same = least_share(members, claims, resources, new, same)
-    count = level_anew(members, claims, resources, changed, new, same, local)
-    move(now, members, claims, resources, members.list[:count])
-    earliest = FAR
-    for end in members.end:
-        earliest = min(earliest, end)
-    return earliest
+    count = sweep(members, claims, resources, state, changed, new, same)
+    move(now, members, members.list[:count])
+    earliest, count = FAR, 0
+    for m in range(len(members.end)):
+        if members.end[m] <= earliest:
+            if members.end[m] < earliest:
+                earliest, count = members.end[m], 0
+            members.list[count] = m
+            count += 1
+    return earliest, count

@@ -28,8 +28,9 @@ FAR = 1 << 61
 LOW = (1 << LEVEL_BITS) - 1
 ALL = FULL + 1
 """Above every level."""
-LOCAL = 8
-"""A change that reaches one in so many resources is taken to reach all."""
+ASIDE = -2
+STATE = 5
+"""Numbers in the state of a sweep."""
 SPARE = 64
 """Rows of members that are gone for which it does not pay to tidy up."""
 
@@ -47,15 +48,17 @@ class Members(NamedTuple):
     """Its claims are first..last; there are none when it is gone."""
     last: Ints
     target: Ints
-    """Its new level."""
-    cap: Ints
-    """The most that this can be, by its bound and by resources that are not filled anew."""
+    """Its new level; ASIDE while it is not in a sweep."""
+    after: Ints
+    """The next who waits with the same resource; -1 at the end."""
     list: Ints
-    """The rest is room to work in: those who rise,"""
+    """The rest is room to work in: those in the sweep,"""
     heap: Ints
-    """the same by cap,"""
+    """those who wait for their bounds, by bound,"""
     stopped: Ints
-    """and those who stop in a round."""
+    """those who stop in a round,"""
+    passing: Ints
+    """and those who rise past the level that they had."""
 
 
 class Claims(NamedTuple):
@@ -79,13 +82,14 @@ class Resources(NamedTuple):
     """The first claim on it; -1 if there is none."""
     load: Ints
     """Sum of the demands on it."""
-    used_high: Ints
-    """What is used of it at the levels that members have."""
-    used_low: Ints
     level: Ints
     """Where it is full; ALL if it is not."""
     touched: Ints
-    """1 while it is filled anew. The rest is the state of that."""
+    """1 while it is in a sweep. The rest is the state of that."""
+    before: Ints
+    """Where it was full."""
+    waiting: Ints
+    """The first of its users in the sweep who stopped there; -1 if there is none."""
     left_high: Ints
     left_low: Ints
     rising: Ints
@@ -97,7 +101,9 @@ class Resources(NamedTuple):
     list: Ints
     """Room to work in: those that are touched,"""
     heap: Ints
-    """the same by key,"""
+    """those of them with users who rise, by key,"""
+    events: Ints
+    """those with which users wait, by where they were full,"""
     full: Ints
     """and those that are full in a round."""
 
@@ -131,6 +137,7 @@ class Crowd:
         """Who ends at due_ps, which is the earliest end."""
         self.here: dict[int, int] = {}
         """Resource of the pool -> its row."""
+        self._state = np.zeros(STATE, np.int64)
         self._gone: list[int] = []
         self._changed: list[int] = []
         self._clear()
@@ -164,13 +171,13 @@ class Crowd:
             for resource, demand in running.activity.demands:
                 if resource not in self.here:
                     self.here[resource] = len(self.here)
-                    state = room[resource] >> LEVEL_BITS, is_full(resource), -1, 0, 0, 0, ALL
+                    state = room[resource] >> LEVEL_BITS, is_full(resource), -1, 0, ALL, 0, 0, -1
                     resources.append((*state, 0, 0, 0, 0, 0, 0, 0, 0, 0))
                 claims.append((self.here[resource], demand, number, -1))
             end = begin + len(running.activity.demands)
             now = running.level, running.since, min(running.end, FAR) if running.level else FAR
             left = running.left >> LEVEL_BITS, running.left & LOW
-            members.append((*left, *now, running.activity.bound, begin, end, 0, 0, 0, 0, 0))
+            members.append((*left, *now, running.activity.bound, begin, end, ASIDE, 0, 0, 0, 0, 0))
             begin = end
             running.end = -1
         self.size += len(joining)
@@ -204,8 +211,8 @@ class Crowd:
         """Level members anew, and see who ends next; False if the numbers do not hold all that."""
         gone, changed = np.array(self._gone, np.int64), np.array(self._changed, np.int64)
         new = self._settled, self._linked
-        self.due_ps = self.functions.settle(
-            now, *self._tables, gone, changed, *new, self._same, len(self.here) // LOCAL
+        self.due_ps, count = self.functions.settle(
+            now, *self._tables, self._state, gone, changed, *new, self._same
         )
         self._gone.clear()
         self._changed.clear()
@@ -213,7 +220,7 @@ class Crowd:
         if not 0 <= self.due_ps < FAR:
             self.next = []
             return self.due_ps == FAR and not self._members.level.any()
-        self.next = [self._playing[m] for m in np.flatnonzero(self._members.end == self.due_ps).tolist()]
+        self.next = [self._playing[m] for m in self._members.list[:count].tolist()]
         return True
 
     def levels(self) -> list[tuple[Running, int]]:

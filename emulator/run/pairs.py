@@ -65,13 +65,6 @@ def minus(high: int, low: int, less_high: int, less_low: int) -> tuple[int, int]
 
 
 @compiled
-def plus(high: int, low: int, more_high: int, more_low: int) -> tuple[int, int]:
-    """The sum of two pairs."""
-    low += more_low
-    return high + more_high + (low >> LEVEL_BITS), low & LOW
-
-
-@compiled
 def quotient(high: int, low: int, divisor: int) -> int:
     """min(pair // divisor, 2**62), for a pair >= 0 and 1 <= divisor <= 2**62.
 
@@ -123,10 +116,14 @@ def sink(heap: Ints, size: int, at: int, key: Ints) -> None:
 
 
 @compiled
-def heapify(heap: Ints, size: int, key: Ints) -> None:
-    """Make a heap of the first `size` entries."""
-    for at in range(size // 2 - 1, -1, -1):
-        sink(heap, size, at, key)
+def push(heap: Ints, size: int, entry: int, key: Ints) -> int:
+    """Add an entry to a heap; the size then."""
+    at = size
+    while at and key[heap[(at - 1) // 2]] > key[entry]:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = entry
+    return size + 1
 
 
 @compiled
