@@ -297,43 +297,49 @@ def least_share(members: Members, claims: Claims, resources: Resources, new: int
 @kept
 def settle(
     now: int,
-    member_rows: Table,
-    claim_rows: Table,
-    resource_rows: Table,
+    member_table: Table,
+    lists: Table,
+    claim_table: Table,
+    resource_table: Table,
+    member_count: int,
+    claim_count: int,
+    resource_count: int,
     state: Ints,
-    gone: Ints,
     changed: Ints,
+    gone: int,
     new: int,
     linked: int,
     same: int,
 ) -> tuple[int, int]:
     """Level members anew at a time: the earliest end, and how many have it, who are then listed.
 
-    The end is -1 if the demands on a resource pass 2**62. state: room for the state of a sweep. gone: members
-    that have ended. changed: resources that have other users or another room or state. new, linked: the first
-    member and the first claim that have been added. same: levels below it are as they were, as far as rooms
-    go.
+    The end is -1 if the demands on a resource pass 2**62. state: room for the state of a sweep. changed:
+    resources that have other users or another room or state, and after them so many members that have ended.
+    new, linked: the first member and the first claim that have been added. same: levels below it are as they
+    were, as far as rooms go.
     """
-    m, c, r = member_rows, claim_rows, resource_rows
+    m, w, c = member_table[:member_count], lists[:, :member_count], claim_table[:claim_count]
+    r = resource_table[:, :resource_count]
     members = Members(
-        m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7], m[8], m[9], m[10], m[11], m[12], m[13]
-    )
-    claims = Claims(c[0], c[1], c[2], c[3])
+        m[:, 0], m[:, 1], m[:, 2], m[:, 3], m[:, 4], m[:, 5], m[:, 6], m[:, 7], m[:, 8],
+        w[0], w[1], w[2], w[3], w[4],
+    )  # fmt: skip
+    claims = Claims(c[:, 0], c[:, 1], c[:, 2], c[:, 3])
     resources = Resources(
-        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14],
-        r[15], r[16]
-    )
-    same = min(same, unlink(members, claims, resources, gone))
+        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15], r[16]
+    )  # fmt: skip
+    ended = len(changed) - gone
+    same = min(same, unlink(members, claims, resources, changed[ended:]))
     if not link(members, claims, resources, linked):
         return -1, 0
     same = least_share(members, claims, resources, new, same)
-    count = sweep(members, claims, resources, state, changed, new, same)
+    count = sweep(members, claims, resources, state, changed[:ended], new, same)
     move(now, members, members.list[:count])
     earliest, count = FAR, 0
-    for m in range(len(members.end)):
-        if members.end[m] <= earliest:
-            if members.end[m] < earliest:
-                earliest, count = members.end[m], 0
-            members.list[count] = m
+    for one in range(member_count):
+        if members.end[one] <= earliest:
+            if members.end[one] < earliest:
+                earliest, count = members.end[one], 0
+            members.list[count] = one
             count += 1
     return earliest, count

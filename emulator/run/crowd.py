@@ -7,7 +7,7 @@ solved together, so neither do they depend on who is in a crowd.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -21,7 +21,7 @@ from emulator.run.maxmin import FULL, LEVEL_BITS
 
 Ints = NDArray[np.int64]
 Table = NDArray[np.int64]
-"""A row for each field of Members, Claims or Resources, so that compiled code is handed one array."""
+"""Numbers of many, so that compiled code is handed few arrays. There is room for more than there are."""
 
 FAR = 1 << 61
 """A time, in ps, that is not told from never: 27 days."""
@@ -42,7 +42,6 @@ class Members(NamedTuple):
     left_low: Ints
     level: Ints
     since: Ints
-    end: Ints
     bound: Ints
     first: Ints
     """Its claims are first..last; there are none when it is gone."""
@@ -51,6 +50,7 @@ class Members(NamedTuple):
     """Its new level; ASIDE while it is not in a sweep."""
     after: Ints
     """The next who waits with the same resource; -1 at the end."""
+    end: Ints
     list: Ints
     """The rest is room to work in: those in the sweep,"""
     heap: Ints
@@ -59,6 +59,11 @@ class Members(NamedTuple):
     """those who stop in a round,"""
     passing: Ints
     """and those who rise past the level that they had."""
+
+
+OF_MEMBER = Members._fields.index("end")
+"""So many fields of Members lie side by side for each member, the others in arrays of their own."""
+LISTS = len(Members._fields) - OF_MEMBER
 
 
 class Claims(NamedTuple):
@@ -126,6 +131,30 @@ def fits(activity: Activity) -> bool:
     )
 
 
+class Tables(NamedTuple):
+    """What compiled code works on. Fields of a member, or a claim, lie side by side: it goes from one to another."""
+
+    members: Table
+    lists: Table
+    """A row for each field of Members that is not in `members`."""
+    claims: Table
+    resources: Table
+    """A row for each field."""
+
+    def grown(self, members: int, claims: int, resources: int) -> Tables:
+        """Tables with room for so many."""
+        sizes = members, members, claims, resources
+        return Tables(*(_grown(table, *axis) for table, axis in zip(self, zip((0, 1, 0, 1), sizes))))
+
+    def named(self, members: int, claims: int, resources: int) -> tuple[Members, Claims, Resources]:
+        """The fields by their names, of so many."""
+        return (
+            Members(*self.members[:members].T, *self.lists[:, :members]),
+            Claims(*self.claims[:claims].T),
+            Resources(*self.resources[:, :resources]),
+        )
+
+
 class Crowd:
     """The members of a crowd, and what they use."""
 
@@ -137,69 +166,81 @@ class Crowd:
         """Who ends at due_ps, which is the earliest end."""
         self.here: dict[int, int] = {}
         """Resource of the pool -> its row."""
+        self._playing: list[Running] = []
+        self._claims = 0
+        self._tables = Tables(
+            *(np.zeros(shape, np.int64) for shape in ((0, OF_MEMBER), (LISTS, 0), (0, len(Claims._fields)), (len(Resources._fields), 0)))
+        )
         self._state = np.zeros(STATE, np.int64)
         self._gone: list[int] = []
         self._changed: list[int] = []
         self._clear()
 
     def _clear(self) -> None:
-        self._playing: list[Running] = []
+        self._playing.clear()
+        self._claims = 0
         self._gone.clear()
         self._changed.clear()
         self._same = ALL  # levels below are as they were: no room that has changed since stops lower
         self._settled = self._linked = 0  # members and claims that have been taken into account
         self.here.clear()
-        self._tables = _table(Members, []), _table(Claims, []), _table(Resources, [])
-        self._name_rows()
+        self._room: list[int] = []
+        self._binds: list[bool] = []
 
-    def _name_rows(self) -> None:
-        members, _, resources = self._tables
-        self._members, self._resources = Members(*members), Resources(*resources)
-
-    def join(
-        self, joining: list[Running], room: Sequence[int], is_full: Callable[[int], bool]
-    ) -> None:
+    def join(self, joining: list[Running], room: Sequence[int], is_full: Callable[[int], bool]) -> None:
         """Take activities in, with the room of their resources, and which of these are contended."""
         if not joining:
             return
         if len(self._playing) > 2 * self.size + SPARE:  # most rows are of those who are gone
             joining = [*self.disband(), *joining]
-        members, claims, resources = [], [], []
-        begin = self._tables[1].shape[1]
-        for number, running in enumerate(joining, len(self._playing)):
-            running.member = number
-            for resource, demand in running.activity.demands:
-                if resource not in self.here:
-                    self.here[resource] = len(self.here)
-                    state = room[resource] >> LEVEL_BITS, is_full(resource), -1, 0, ALL, 0, 0, -1
-                    resources.append((*state, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-                claims.append((self.here[resource], demand, number, -1))
-            end = begin + len(running.activity.demands)
-            now = running.level, running.since, min(running.end, FAR) if running.level else FAR
+        here = self.here
+        members, ends, claims = [], [], []
+        before, known, begin = len(self._playing), len(here), self._claims
+        for number, running in enumerate(joining, before):
+            activity = running.activity
+            for resource, demand in activity.demands:
+                if resource not in here:
+                    here[resource] = len(here)
+                    self._room.append(room[resource])
+                    self._binds.append(is_full(resource))
+                claims.append((here[resource], demand, number, -1))
+            end = begin + len(activity.demands)
             left = running.left >> LEVEL_BITS, running.left & LOW
-            members.append((*left, *now, running.activity.bound, begin, end, ASIDE, 0, 0, 0, 0, 0))
+            now = running.level, running.since
+            members.append((*left, *now, activity.bound, begin, end, ASIDE, -1))
+            ends.append(min(running.end, FAR) if running.level else FAR)
             begin = end
+            running.member = number
             running.end = -1
         self.size += len(joining)
         self._playing += joining
-        old_members, old_claims, old_resources = self._tables
-        self._tables = (
-            np.hstack([old_members, _table(Members, members)]),
-            np.hstack([old_claims, _table(Claims, claims)]),
-            np.hstack([old_resources, _table(Resources, resources)]),
-        )
-        self._name_rows()
+        self._claims = begin
+        tables = self._tables = self._tables.grown(len(self._playing), begin, len(here))
+        tables.members[before:number + 1] = members
+        tables.lists[0, before:number + 1] = ends
+        tables.claims[begin - len(claims):begin] = claims
+        if len(here) > known:
+            new = Resources(*tables.resources[:, known:len(here)])
+            new.room[:] = [units >> LEVEL_BITS for units in self._room[known:]]
+            new.binds[:] = self._binds[known:]
+            new.head[:] = new.waiting[:] = -1
+            new.level[:] = ALL
+            new.load[:] = new.touched[:] = 0
 
-    def change(self, resource: int, room: int, contended: bool) -> None:
-        """Note what became of a resource."""
-        row = self.here.get(resource)
-        if row is not None:
-            rows = self._resources
-            self._changed.append(row)
-            if rows.room[row] != room >> LEVEL_BITS:
-                self._same = 0  # of a level that depends on a room, nothing is known
-            rows.room[row] = room >> LEVEL_BITS
-            rows.binds[row] = contended
+    def change(self, resources: Iterable[int], room: Sequence[int], full: Container[int]) -> None:
+        """Note what became of resources: the room on them, and which are contended."""
+        for resource in resources:
+            row = self.here.get(resource)
+            if row is not None:
+                self._changed.append(row)
+                if self._room[row] != room[resource]:
+                    self._same = 0  # of a level that depends on a room, nothing is known
+                    self._room[row] = room[resource]
+                    self._tables.resources[0, row] = room[resource] >> LEVEL_BITS
+                binds = resource in full
+                if self._binds[row] != binds:
+                    self._binds[row] = binds
+                    self._tables.resources[1, row] = binds
 
     def leave(self, running: Running) -> None:
         """Let a member go at its end."""
@@ -209,32 +250,35 @@ class Crowd:
 
     def settle(self, now: int) -> bool:
         """Level members anew, and see who ends next; False if the numbers do not hold all that."""
-        gone, changed = np.array(self._gone, np.int64), np.array(self._changed, np.int64)
-        new = self._settled, self._linked
+        changed, gone = np.array(self._changed + self._gone, np.int64), len(self._gone)
+        sizes = len(self._playing), self._claims, len(self.here)
         self.due_ps, count = self.functions.settle(
-            now, *self._tables, self._state, gone, changed, *new, self._same
+            now, *self._tables, *sizes, self._state, changed, gone, self._settled, self._linked, self._same
         )
         self._gone.clear()
         self._changed.clear()
-        self._settled, self._linked, self._same = len(self._playing), self._tables[1].shape[1], ALL
+        self._settled, self._linked, self._same = *sizes[:2], ALL
         if not 0 <= self.due_ps < FAR:
             self.next = []
-            return self.due_ps == FAR and not self._members.level.any()
-        self.next = [self._playing[m] for m in self._members.list[:count].tolist()]
+            return self.due_ps == FAR and not any(level for _, level in self.levels())
+        self.next = [self._playing[m] for m in self._tables.lists[1, :count].tolist()]
         return True
 
     def levels(self) -> list[tuple[Running, int]]:
         """Everybody's level as it is now."""
-        level = self._members.level.tolist()
-        return [(r, level) for r, level in zip(self._playing, level, strict=True) if r.member >= 0]
+        levels = self._tables.members[: len(self._playing), 2].tolist()
+        return [(r, level) for r, level in zip(self._playing, levels, strict=True) if r.member >= 0]
 
     def disband(self) -> list[Running]:
         """Give everybody the state that was kept here, and let all go; an end that is FAR is left open."""
         members = []
-        for running, row in zip(self._playing, self._tables[0][:5].T.tolist(), strict=True):
+        rows = self._tables.members[: len(self._playing), :4].tolist()
+        ends = self._tables.lists[0, : len(self._playing)].tolist()
+        for running, row, end in zip(self._playing, rows, ends, strict=True):
             if running.member >= 0:
-                high, low, running.level, running.since, running.end = row
+                high, low, running.level, running.since = row
                 running.left = (high << LEVEL_BITS) + low
+                running.end = end
                 running.member = -1
                 members.append(running)
         self.size = 0
@@ -242,5 +286,11 @@ class Crowd:
         return members
 
 
-def _table(kind: type[Members] | type[Claims] | type[Resources], columns: Sequence[tuple[int, ...]]) -> Table:
-    return np.ascontiguousarray(np.array(columns, np.int64).reshape(-1, len(kind._fields)).T)
+def _grown(table: Table, axis: int, size: int) -> Table:
+    """The table, if there is room for so many along an axis, or a copy in which there is."""
+    has = table.shape[axis]
+    if has >= size:
+        return table
+    more = [(0, 0), (0, 0)]
+    more[axis] = 0, 2 * size - has
+    return np.pad(table, more)

@@ -189,9 +189,10 @@ class Device:
         self.seen: set[frozenset[int]] = set()
         """What was contended when it was settled by itself."""
 
-    def share(self, demands: Demands, bound: int, guest: bool) -> Share:
-        """The share of an activity."""
-        return self.make.share(demands, bound, guest)
+    def share(self, activity: Activity, guest: bool) -> Share:
+        """What an activity asks for here; `guest` if it does elsewhere, too."""
+        here = tuple((self.resources.index(r), d) for r, d in activity.demands if r in self.resources)
+        return self.make.share(here, activity.bound, guest)
 
     def enter(self, running: Running, share: Share) -> bool:
         """Take an activity in; returns whether it meets a contended resource."""
@@ -266,10 +267,12 @@ class Device:
 class Link:
     """An island of a single resource, which is never settled by itself: crowds are on links."""
 
-    __slots__ = ("members", "resources", "room", "tight", "wanted")
+    __slots__ = ("_shares", "members", "resource", "resources", "room", "tight", "wanted")
 
     def __init__(self, resource: int, capacity: int) -> None:
+        self.resource = resource
         self.resources = [resource]
+        self._shares: dict[tuple[int, int, bool], Share] = {}
         self.room = capacity << LEVEL_BITS
         """What is not held."""
         self.wanted = 0
@@ -279,9 +282,16 @@ class Link:
         self.tight = False
         """As for a device."""
 
-    def share(self, demands: Demands, bound: int, guest: bool) -> Share:
-        """The share of an activity."""
-        return Share(demands, bound, guest)
+    def share(self, activity: Activity, guest: bool) -> Share:
+        """What an activity asks for here; `guest` if it does elsewhere, too."""
+        for resource, demand in activity.demands:
+            if resource == self.resource:
+                break
+        key = demand, activity.bound, guest
+        share = self._shares.get(key)
+        if share is None:
+            share = self._shares[key] = Share(((0, demand),), activity.bound, guest)
+        return share
 
     def enter(self, running: Running, share: Share) -> bool:
         """Take an activity in; returns whether the link is contended then."""
@@ -328,11 +338,5 @@ Places = tuple[tuple[Island, Share], ...]
 
 def places_of(activity: Activity, island_of: Sequence[Island]) -> Places:
     """Where an activity has claims."""
-    there: dict[Island, list[tuple[int, int]]] = {}
-    for resource, demand in activity.demands:
-        island = island_of[resource]
-        there.setdefault(island, []).append((island.resources.index(resource), demand))
-    return tuple(
-        (island, island.share(tuple(demands), activity.bound, len(there) > 1))
-        for island, demands in there.items()
-    )
+    islands = dict.fromkeys([island_of[resource] for resource, _ in activity.demands])
+    return tuple([(island, island.share(activity, len(islands) > 1)) for island in islands])

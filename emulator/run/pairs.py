@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """The function in machine code."""
-    return cast("Callable[P, R]", numba.njit(**OPTIONS)(function))
+    return cast("Callable[P, R]", numba.njit(forceinline=True, **OPTIONS)(function))
 
 
 def kept(function: Callable[P, R]) -> Callable[P, R]:

@@ -240,8 +240,8 @@ class Pool:
     def _settle_together(self, changed: Sequence[Island]) -> None:
         """Level all who are connected to these changes."""
         reached, islands = self._reached(changed)
-        here = self._crowd.here.keys() if self._crowd else ()
-        crowded = any(resource in here for island in islands for resource in island.resources)
+        here = self._crowd.here.keys() if self._crowd else frozenset[int]()
+        crowded = not all([here.isdisjoint(island.resources) for island in islands])
         if crowded or len(reached) >= self._crowd_size:
             if self._settle_crowd(changed, reached):
                 return
@@ -278,14 +278,12 @@ class Pool:
         self._crowd = crowd
         now = self.env._now
         few = 2 * (crowd.size + len(reached)) < self._crowd_size
-        if few or now >= FAR or not all(fits(running.activity) for running in reached):
+        if few or now >= FAR or not all([fits(running.activity) for running in reached]):
             self._disband(crowd)
             return False
         room = self._room
         for island in changed:
-            full = island.full()
-            for resource in island.resources:
-                crowd.change(resource, room[resource], resource in full)
+            crowd.change(island.resources, room, island.full())
         before = dict(crowd.levels()) if self._audit else {}
         ends, due = crowd.next, crowd.due_ps
         for running in reached:
