@@ -9,7 +9,7 @@ Members, claims and resources go by the rows that they have in the tables of `cr
 
 from __future__ import annotations
 
-from emulator.run.crowd import ALL, ASIDE, FAR, STATE, Claims, Ints, Members, Resources, Table
+from emulator.run.crowd import ALL, ASIDE, FAR, STATE, Claims, Ints, Members, Resources, Table, Users
 from emulator.run.maxmin import FULL
 from emulator.run.pairs import compiled, ends_in, kept, minus, pop, push, quotient, sink, times
 
@@ -21,15 +21,28 @@ how many of these are in the heap, and with how many resources the others wait."
 
 
 @compiled
-def link(members: Members, claims: Claims, resources: Resources, linked: int) -> bool:
-    """Put claims from `linked` on on their resources; False if the demands on one pass 2**62."""
-    for c in range(linked, len(claims.member)):
+def link(members: Members, claims: Claims, users: Users, resources: Resources, linked: int) -> bool:
+    """List the users of all resources anew, with claims from `linked` on; False if the demands on one pass 2**62."""
+    for c in range(linked, len(claims.demand)):
         r = claims.resource[c]
-        claims.after[c] = resources.head[r]
-        resources.head[r] = c
         resources.load[r] += claims.demand[c]
         if resources.load[r] > FULL:
             return False
+    resources.last[:] = 0
+    for m in range(len(members.level)):
+        for c in range(members.first[m], members.last[m]):
+            resources.last[claims.resource[c]] += 1
+    end = 0
+    for r in range(len(resources.last)):
+        resources.first[r] = end
+        end += resources.last[r]
+        resources.last[r] = resources.first[r]
+    for m in range(len(members.level)):
+        for c in range(members.first[m], members.last[m]):
+            r = claims.resource[c]
+            at = resources.last[r]
+            users.member[at], users.demand[at] = m, claims.demand[c]
+            resources.last[r] = at + 1
     return True
 
 
@@ -37,7 +50,7 @@ def link(members: Members, claims: Claims, resources: Resources, linked: int) ->
 def unlink(members: Members, claims: Claims, resources: Resources, gone: Ints) -> int:
     """Take members off their resources; the lowest level of them, at most ALL.
 
-    Their claims stay in the lists for now.
+    They stay in the lists of users for now.
     """
     least = ALL
     for i in range(len(gone)):
@@ -72,10 +85,12 @@ def rise(members: Members, claims: Claims, resources: Resources, state: Ints, m:
 
 
 @compiled
-def fill(members: Members, claims: Claims, resources: Resources, state: Ints, r: int, level: int) -> None:
+def fill(
+    members: Members, claims: Claims, users: Users, resources: Resources, state: Ints, r: int, level: int
+) -> None:
     """Take a resource into the sweep, which has come to this level: its users rise unless they have stopped.
 
-    Claims of those who are gone are taken out of its list on the way.
+    Those who are gone are taken out of its list on the way.
     """
     resources.touched[r] = 1
     resources.list[state[TOUCHED]] = r
@@ -84,28 +99,25 @@ def fill(members: Members, claims: Claims, resources: Resources, state: Ints, r:
     if resources.level[r] >= level:
         resources.level[r] = ALL
     high, low, load = resources.room[r], 0, 0
-    before, c = -1, resources.head[r]
-    while c >= 0:
-        m, after = claims.member[c], claims.after[c]
+    kept = resources.first[r]
+    for u in range(kept, resources.last[r]):
+        m, demand = users.member[u], users.demand[u]
         if members.first[m] == members.last[m]:
-            if before < 0:
-                resources.head[r] = after
-            else:
-                claims.after[before] = after
+            continue
+        users.member[kept], users.demand[kept] = m, demand
+        kept += 1
+        at = members.target[m]
+        if at == ASIDE:
+            at = members.level[m]
+            if at >= level:
+                rise(members, claims, resources, state, m, False)
+                at = RISING
+        if at == RISING:
+            load += demand
         else:
-            before = c
-            at = members.target[m]
-            if at == ASIDE:
-                at = members.level[m]
-                if at >= level:
-                    rise(members, claims, resources, state, m, False)
-                    at = RISING
-            if at == RISING:
-                load += claims.demand[c]
-            else:
-                used_high, used_low = times(claims.demand[c], at)
-                high, low = minus(high, low, used_high, used_low)
-        c = after
+            used_high, used_low = times(demand, at)
+            high, low = minus(high, low, used_high, used_low)
+    resources.last[r] = kept
     resources.left_high[r], resources.left_low[r], resources.rising[r] = high, low, load
     if resources.binds[r] and load:
         resources.key[r] = quotient(high, low, load)
@@ -115,13 +127,13 @@ def fill(members: Members, claims: Claims, resources: Resources, state: Ints, r:
 
 @compiled
 def fill_others(
-    members: Members, claims: Claims, resources: Resources, state: Ints, m: int, level: int, most: int
+    members: Members, claims: Claims, users: Users, resources: Resources, state: Ints, m: int, level: int, most: int
 ) -> None:
     """Take other contended resources of a member into the sweep that are full at `most` at most."""
     for c in range(members.first[m], members.last[m]):
         r = claims.resource[c]
         if resources.binds[r] and not resources.touched[r] and resources.level[r] <= most:
-            fill(members, claims, resources, state, r, level)
+            fill(members, claims, users, resources, state, r, level)
 
 
 @compiled
@@ -162,7 +174,7 @@ def stays(members: Members, claims: Claims, resources: Resources, m: int, level:
 
 @compiled
 def halt(
-    members: Members, claims: Claims, resources: Resources, state: Ints, level: int, n: int
+    members: Members, claims: Claims, users: Users, resources: Resources, state: Ints, level: int, n: int
 ) -> tuple[int, int]:
     """Stop at this level who uses one of n full resources, or stays at it anyway.
 
@@ -170,14 +182,13 @@ def halt(
     """
     stopped, passing, count, others = members.stopped, members.passing, 0, 0
     for i in range(n):
-        c = resources.head[resources.full[i]]
-        while c >= 0:
-            m = claims.member[c]
+        r = resources.full[i]
+        for u in range(resources.first[r], resources.last[r]):
+            m = users.member[u]
             if members.target[m] == RISING:
                 members.target[m] = level
                 stopped[count] = m
                 count += 1
-            c = claims.after[c]
     while state[EVENTS] and resources.before[resources.events[0]] <= level:
         r = resources.events[0]
         state[EVENTS] = pop(resources.events, state[EVENTS], resources.before)
@@ -218,7 +229,7 @@ def stop(members: Members, claims: Claims, resources: Resources, stopped: Ints, 
 
 @compiled
 def sweep(
-    members: Members, claims: Claims, resources: Resources, state: Ints, changed: Ints, new: int, same: int
+    members: Members, claims: Claims, users: Users, resources: Resources, state: Ints, changed: Ints, new: int, same: int
 ) -> int:
     """Set the targets of those whom a change can concern: so many, who are then listed.
 
@@ -234,9 +245,9 @@ def sweep(
         rise(members, claims, resources, state, m, True)
     for i in range(len(changed)):
         if not resources.touched[changed[i]]:
-            fill(members, claims, resources, state, changed[i], same)
+            fill(members, claims, users, resources, state, changed[i], same)
     for m in range(new, len(members.level)):
-        fill_others(members, claims, resources, state, m, same, ALL)
+        fill_others(members, claims, users, resources, state, m, same, ALL)
     halted = 0
     while halted < state[LISTED]:
         level = FULL
@@ -245,17 +256,17 @@ def sweep(
         if state[EVENTS]:
             level = min(level, resources.before[resources.events[0]])
         level, n = fill_up(resources, state, level)
-        count, others = halt(members, claims, resources, state, level, n)
+        count, others = halt(members, claims, users, resources, state, level, n)
         halted += count
         stop(members, claims, resources, members.stopped[:count], level)
         for i in range(count):
             m = members.stopped[i]
             if level < members.level[m]:
-                fill_others(members, claims, resources, state, m, level, FULL)
+                fill_others(members, claims, users, resources, state, m, level, FULL)
         for i in range(others):
             m = members.passing[i]
             state[WAITING] = push(members.heap, state[WAITING], m, members.bound)
-            fill_others(members, claims, resources, state, m, level, ALL)
+            fill_others(members, claims, users, resources, state, m, level, ALL)
     for i in range(state[EVENTS]):
         resources.waiting[resources.events[i]] = -1
     for i in range(state[TOUCHED]):
@@ -300,6 +311,7 @@ def settle(
     member_table: Table,
     lists: Table,
     claim_table: Table,
+    user_table: Table,
     resource_table: Table,
     member_count: int,
     claim_count: int,
@@ -324,16 +336,16 @@ def settle(
         m[:, 0], m[:, 1], m[:, 2], m[:, 3], m[:, 4], m[:, 5], m[:, 6], m[:, 7], m[:, 8],
         w[0], w[1], w[2], w[3], w[4],
     )  # fmt: skip
-    claims = Claims(c[:, 0], c[:, 1], c[:, 2], c[:, 3])
+    claims, users = Claims(c[:, 0], c[:, 1]), Users(user_table[0], user_table[1])
     resources = Resources(
-        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15], r[16]
+        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15], r[16], r[17]
     )  # fmt: skip
     ended = len(changed) - gone
     same = min(same, unlink(members, claims, resources, changed[ended:]))
-    if not link(members, claims, resources, linked):
+    if linked < claim_count and not link(members, claims, users, resources, linked):
         return -1, 0
     same = least_share(members, claims, resources, new, same)
-    count = sweep(members, claims, resources, state, changed[:ended], new, same)
+    count = sweep(members, claims, users, resources, state, changed[:ended], new, same)
     move(now, members, members.list[:count])
     earliest, count = FAR, 0
     for one in range(member_count):

@@ -71,9 +71,13 @@ class Claims(NamedTuple):
 
     resource: Ints
     demand: Ints
+
+
+class Users(NamedTuple):
+    """The same claims by resource."""
+
     member: Ints
-    after: Ints
-    """The next claim on the same resource; -1 at the end."""
+    demand: Ints
 
 
 class Resources(NamedTuple):
@@ -83,8 +87,9 @@ class Resources(NamedTuple):
     """Units a second that are not held."""
     binds: Ints
     """1 if it is contended: what is not cannot stop anybody."""
-    head: Ints
-    """The first claim on it; -1 if there is none."""
+    first: Ints
+    """Its users are first..last: some of them may be gone."""
+    last: Ints
     load: Ints
     """Sum of the demands on it."""
     level: Ints
@@ -138,13 +143,15 @@ class Tables(NamedTuple):
     lists: Table
     """A row for each field of Members that is not in `members`."""
     claims: Table
+    users: Table
+    """A row for each field."""
     resources: Table
     """A row for each field."""
 
     def grown(self, members: int, claims: int, resources: int) -> Tables:
         """Tables with room for so many."""
-        sizes = members, members, claims, resources
-        return Tables(*(_grown(table, *axis) for table, axis in zip(self, zip((0, 1, 0, 1), sizes))))
+        sizes = members, members, claims, claims, resources
+        return Tables(*map(_grown, self, (0, 1, 0, 1, 1), sizes))
 
     def named(self, members: int, claims: int, resources: int) -> tuple[Members, Claims, Resources]:
         """The fields by their names, of so many."""
@@ -169,7 +176,7 @@ class Crowd:
         self._playing: list[Running] = []
         self._claims = 0
         self._tables = Tables(
-            *(np.zeros(shape, np.int64) for shape in ((0, OF_MEMBER), (LISTS, 0), (0, len(Claims._fields)), (len(Resources._fields), 0)))
+            *(np.zeros(shape, np.int64) for shape in ((0, OF_MEMBER), (LISTS, 0), (0, len(Claims._fields)), (len(Users._fields), 0), (len(Resources._fields), 0)))
         )
         self._state = np.zeros(STATE, np.int64)
         self._gone: list[int] = []
@@ -203,7 +210,7 @@ class Crowd:
                     here[resource] = len(here)
                     self._room.append(room[resource])
                     self._binds.append(is_full(resource))
-                claims.append((here[resource], demand, number, -1))
+                claims.append((here[resource], demand))
             end = begin + len(activity.demands)
             left = running.left >> LEVEL_BITS, running.left & LOW
             now = running.level, running.since
@@ -223,7 +230,8 @@ class Crowd:
             new = Resources(*tables.resources[:, known:len(here)])
             new.room[:] = [units >> LEVEL_BITS for units in self._room[known:]]
             new.binds[:] = self._binds[known:]
-            new.head[:] = new.waiting[:] = -1
+            new.first[:] = new.last[:] = 0
+            new.waiting[:] = -1
             new.level[:] = ALL
             new.load[:] = new.touched[:] = 0
 
