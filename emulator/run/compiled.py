@@ -9,7 +9,7 @@ Members, claims and resources go by the rows that they have in the tables of `cr
 
 from __future__ import annotations
 
-from emulator.run.crowd import ALL, ASIDE, FAR, STATE, Claims, Ints, Members, Resources, Table, Users
+from emulator.run.crowd import ALL, ASIDE, FAR, GONE, STATE, Claims, Ints, Members, Resources, Table, Users
 from emulator.run.maxmin import FULL
 from emulator.run.pairs import compiled, ends_in, kept, minus, pop, push, quotient, sink, times
 
@@ -59,6 +59,7 @@ def unlink(members: Members, claims: Claims, resources: Resources, gone: Ints) -
         for c in range(members.first[m], members.last[m]):
             resources.load[claims.resource[c]] -= claims.demand[c]
         members.last[m] = members.first[m]
+        members.target[m] = GONE
         members.level[m] = 0
         members.end[m] = FAR
     return least
@@ -102,11 +103,11 @@ def fill(
     kept = resources.first[r]
     for u in range(kept, resources.last[r]):
         m, demand = users.member[u], users.demand[u]
-        if members.first[m] == members.last[m]:
+        at = members.target[m]
+        if at == GONE:
             continue
         users.member[kept], users.demand[kept] = m, demand
         kept += 1
-        at = members.target[m]
         if at == ASIDE:
             at = members.level[m]
             if at >= level:
@@ -219,7 +220,7 @@ def stop(members: Members, claims: Claims, resources: Resources, stopped: Ints, 
     for i in range(len(stopped)):
         for c in range(members.first[stopped[i]], members.last[stopped[i]]):
             r = claims.resource[c]
-            if resources.touched[r]:
+            if resources.touched[r] and resources.level[r] > level:
                 high, low = times(claims.demand[c], level)
                 high, low = minus(resources.left_high[r], resources.left_low[r], high, low)
                 resources.left_high[r], resources.left_low[r] = high, low
@@ -333,8 +334,8 @@ def settle(
     m, w, c = member_table[:member_count], lists[:, :member_count], claim_table[:claim_count]
     r = resource_table[:, :resource_count]
     members = Members(
-        m[:, 0], m[:, 1], m[:, 2], m[:, 3], m[:, 4], m[:, 5], m[:, 6], m[:, 7], m[:, 8],
-        w[0], w[1], w[2], w[3], w[4],
+        m[:, 0], m[:, 1], m[:, 2], m[:, 3], m[:, 4], m[:, 5], m[:, 6], m[:, 7],
+        w[0], w[1], w[2], w[3], w[4], w[5],
     )  # fmt: skip
     claims, users = Claims(c[:, 0], c[:, 1]), Users(user_table[0], user_table[1])
     resources = Resources(

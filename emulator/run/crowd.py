@@ -28,7 +28,7 @@ FAR = 1 << 61
 LOW = (1 << LEVEL_BITS) - 1
 ALL = FULL + 1
 """Above every level."""
-ASIDE = -2
+ASIDE, GONE = -2, -3
 STATE = 5
 """Numbers in the state of a sweep."""
 SPARE = 64
@@ -38,19 +38,19 @@ SPARE = 64
 class Members(NamedTuple):
     """Those in the crowd, in the order in which they joined. What is left is high * 2**62 + low."""
 
-    left_high: Ints
-    left_low: Ints
-    level: Ints
-    since: Ints
     bound: Ints
     first: Ints
     """Its claims are first..last; there are none when it is gone."""
     last: Ints
     target: Ints
-    """Its new level; ASIDE while it is not in a sweep."""
+    """Its new level; ASIDE while it is not in a sweep; GONE for good."""
+    level: Ints
+    since: Ints
+    left_high: Ints
+    left_low: Ints
+    end: Ints
     after: Ints
     """The next who waits with the same resource; -1 at the end."""
-    end: Ints
     list: Ints
     """The rest is room to work in: those in the sweep,"""
     heap: Ints
@@ -213,8 +213,7 @@ class Crowd:
                 claims.append((here[resource], demand))
             end = begin + len(activity.demands)
             left = running.left >> LEVEL_BITS, running.left & LOW
-            now = running.level, running.since
-            members.append((*left, *now, activity.bound, begin, end, ASIDE, -1))
+            members.append((activity.bound, begin, end, ASIDE, running.level, running.since, *left))
             ends.append(min(running.end, FAR) if running.level else FAR)
             begin = end
             running.member = number
@@ -269,22 +268,22 @@ class Crowd:
         if not 0 <= self.due_ps < FAR:
             self.next = []
             return self.due_ps == FAR and not any(level for _, level in self.levels())
-        self.next = [self._playing[m] for m in self._tables.lists[1, :count].tolist()]
+        self.next = [self._playing[m] for m in self._tables.lists[2, :count].tolist()]
         return True
 
     def levels(self) -> list[tuple[Running, int]]:
         """Everybody's level as it is now."""
-        levels = self._tables.members[: len(self._playing), 2].tolist()
+        levels = self._tables.members[: len(self._playing), 4].tolist()
         return [(r, level) for r, level in zip(self._playing, levels, strict=True) if r.member >= 0]
 
     def disband(self) -> list[Running]:
         """Give everybody the state that was kept here, and let all go; an end that is FAR is left open."""
         members = []
-        rows = self._tables.members[: len(self._playing), :4].tolist()
+        rows = self._tables.members[: len(self._playing), 4:].tolist()
         ends = self._tables.lists[0, : len(self._playing)].tolist()
         for running, row, end in zip(self._playing, rows, ends, strict=True):
             if running.member >= 0:
-                high, low, running.level, running.since = row
+                running.level, running.since, high, low = row
                 running.left = (high << LEVEL_BITS) + low
                 running.end = end
                 running.member = -1
