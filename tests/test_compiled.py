@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import simpy
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from test_pool import G, play, star
 
-from emulator.run import compiled, crowd, pairs
+from emulator.run import compiled, crowd, pairs, tables
 from emulator.run.activity import SLACK, Activity, Running, ends_in_ps
 from emulator.run.clock import Clock
 from emulator.run.maxmin import FULL, LEVEL_BITS
@@ -135,7 +134,7 @@ def test_a_crowd_forms_and_disbands() -> None:
     """What the property is about happens: of three flows on one link, two in a crowd of four are too few."""
     flows = [(((0, 10),), 10 * (i + 1), FULL, 0, 0) for i in range(9)]
     ends, _, pool = logged(([10], flows, []), 6)
-    assert pool._crowd is None
+    assert pool._together.crowd is None
     assert len(ends) == 9
     assert "emulator.run.compiled" in sys.modules
 
@@ -158,7 +157,7 @@ def test_quotients(high: int, low: int, divisor: int, hair: int) -> None:
     near = max(0, (high * low // divisor) % FULL * divisor + hair)
     for pair in ((high << LEVEL_BITS) + low, near):
         expected = min(pair // divisor, FULL)
-        assert pairs.quotient(pair >> LEVEL_BITS, pair & crowd.LOW, divisor) == expected
+        assert pairs.quotient(pair >> LEVEL_BITS, pair & tables.LOW, divisor) == expected
 
 
 @settings(deadline=None)
@@ -167,7 +166,7 @@ def test_quotients(high: int, low: int, divisor: int, hair: int) -> None:
 @example(SLACK + 1, 1)
 def test_ends(left: int, level: int) -> None:
     expected = min(ends_in_ps(left, level), FULL)
-    assert pairs.ends_in(left >> LEVEL_BITS, left & crowd.LOW, level) == expected
+    assert pairs.ends_in(left >> LEVEL_BITS, left & tables.LOW, level) == expected
 
 
 def test_what_does_not_fit_goes_on_in_python() -> None:
@@ -227,7 +226,7 @@ def test_ends_of_flows_are_exact_to_a_picosecond() -> None:
 def test_a_star_is_the_same_in_python(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flows = star(name)[:500]
     ends, _ = play([50 * G] * 256, flows, 50 * G)
-    monkeypatch.setattr("emulator.run.pool.Pool._new_crowd", lambda _pool, _size: None)
+    monkeypatch.setattr("emulator.run.together.Together._new_crowd", lambda _pool, _size: None)
     assert play([50 * G] * 256, flows, 50 * G)[0] == ends
 
 
@@ -249,29 +248,32 @@ def test_a_small_job_does_not_wait_for_the_compiler() -> None:
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
-def wrapped(patch: pytest.MonkeyPatch, settle: Callable[..., int]) -> None:
-    """Have `settle` called with the compiled function and its arguments, tables with names for their rows."""
+Settled = tuple[int, int]
+Play = Callable[..., Settled]
+
+
+def wrapped(patch: pytest.MonkeyPatch, settle: Callable[..., Settled]) -> None:
+    """Have `settle` called with the compiled function and its arguments, tables by name."""
     original = compiled.settle
 
-    def mutated(now: int, members: Any, claims: Any, resources: Any, *rest: Any) -> int:
-        def play(**instead: Any) -> int:
-            names = ("gone", "changed", "new", "linked", "same", "local")
-            args = dict(zip(names, rest, strict=True)) | instead
-            return original(now, members, claims, resources, *args.values())
+    def mutated(now: int, *args: Any) -> Settled:
+        kept, sizes, (state, changed, gone, *news, same) = tables.Tables(*args[:5]), args[5:8], args[8:]
 
-        return settle(play, crowd.Members(*members), crowd.Resources(*resources))
+        def play(same: int = same, change: bool = True) -> Settled:
+            which = changed if change else changed[len(changed) - gone :]
+            return original(now, *kept, *sizes, state, which, gone, *news, same)
+
+        members, _, resources = kept.named(*sizes)
+        return settle(play, members, resources)
 
     patch.setattr(compiled, "settle", mutated)
 
 
-Play = Callable[..., int]
-
-
 def level_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def settle(play: Play, members: crowd.Members, _resources: crowd.Resources) -> int:
-        earliest = play()
+    def settle(play: Play, members: tables.Members, _resources: tables.Resources) -> Settled:
+        settled = play()
         members.level[members.level > 1] -= 1
-        return earliest
+        return settled
 
     wrapped(patch, settle)
 
@@ -279,7 +281,7 @@ def level_off_by_one(patch: pytest.MonkeyPatch) -> None:
 def length_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Caught where an end is a whole number of picoseconds away but for the slack."""
 
-    def settle(play: Play, members: crowd.Members, _resources: crowd.Resources) -> int:
+    def settle(play: Play, members: tables.Members, _resources: tables.Resources) -> Settled:
         members.left_low[:] += 1
         return play()
 
@@ -287,22 +289,32 @@ def length_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def end_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    wrapped(patch, lambda play, _members, _resources: play() + 1)
-
-
-def room_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def settle(play: Play, _members: crowd.Members, resources: crowd.Resources) -> int:
-        resources.room[:] -= 1
-        earliest = play()
-        resources.room[:] += 1
-        return earliest
+    def settle(play: Play, _members: tables.Members, _resources: tables.Resources) -> Settled:
+        earliest, count = play()
+        return earliest + 1, count
 
     wrapped(patch, settle)
 
 
-def use_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def settle(play: Play, _members: crowd.Members, resources: crowd.Resources) -> int:
-        resources.used_low[:] += 1
+def one_end_of_several(patch: pytest.MonkeyPatch) -> None:
+    wrapped(patch, lambda play, _members, _resources: (play()[0], 1))
+
+
+def room_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    def settle(play: Play, _members: tables.Members, resources: tables.Resources) -> Settled:
+        resources.room[:] -= 1
+        settled = play()
+        resources.room[:] += 1
+        return settled
+
+    wrapped(patch, settle)
+
+
+def full_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Resources that are not in the sweep are full one unit higher than they were."""
+
+    def settle(play: Play, _members: tables.Members, resources: tables.Resources) -> Settled:
+        resources.level[resources.level < tables.ALL] += 1
         return play()
 
     wrapped(patch, settle)
@@ -310,16 +322,16 @@ def use_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_has_changed(patch: pytest.MonkeyPatch) -> None:
     """Resources that somebody has left are full where they were."""
-    wrapped(patch, lambda play, _members, _resources: play(changed=np.zeros(0, np.int64)))
+    wrapped(patch, lambda play, _members, _resources: play(change=False))
 
 
 def rooms_stop_nobody(patch: pytest.MonkeyPatch) -> None:
     """All levels below those of who has gone or come are as they were, whatever room there is now."""
-    wrapped(patch, lambda play, _members, _resources: play(same=crowd.ALL))
+    wrapped(patch, lambda play, _members, _resources: play(same=tables.ALL))
 
 
 def nothing_binds(patch: pytest.MonkeyPatch) -> None:
-    def settle(play: Play, _members: crowd.Members, resources: crowd.Resources) -> int:
+    def settle(play: Play, _members: tables.Members, resources: tables.Resources) -> Settled:
         resources.binds[:] = 0
         return play()
 
@@ -330,8 +342,9 @@ MUTANTS: list[Mutant] = [
     level_off_by_one,
     length_off_by_one,
     end_off_by_one,
+    one_end_of_several,
     room_off_by_one,
-    use_off_by_one,
+    full_off_by_one,
     nothing_has_changed,
     rooms_stop_nobody,
     nothing_binds,

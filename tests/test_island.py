@@ -61,7 +61,9 @@ def test_a_full_link_leaves_the_devices_under_it_to_themselves() -> None:
     world: World = ([10, 10, 10], [*kernels, *rings], [])
     _, _, pool = logged(world, NOBODY, [0, 1, -1])
     assert pool.ever_contended == {0, 2}
-    assert len(pool._known) <= 3, "everybody together is solved when the rings come and go, not for a kernel"
+    assert len(pool._together.known) <= 3, (
+        "everybody together is solved when the rings come and go, not for a kernel"
+    )
     same(world, [0, 1, -1])
 
 

@@ -9,20 +9,20 @@ Members, claims and resources go by the rows that they have in the tables of `cr
 
 from __future__ import annotations
 
-from emulator.run.crowd import ALL, ASIDE, FAR, GONE, STATE, Claims, Ints, Members, Resources, Table, Users
 from emulator.run.maxmin import FULL
 from emulator.run.pairs import compiled, ends_in, kept, minus, pop, push, quotient, sink, times
+from emulator.run.tables import ALL, ASIDE, FAR, GONE, STATE, Claims, Ints, Members, Resources, Table, Users
 
 RISING = -1
 """Target of who has not stopped yet."""
 TOUCHED, FILLING, LISTED, WAITING, EVENTS = range(STATE)
-"""State of a sweep: how many resources are in it, how many are in the heap by key, how many members are in it,
-how many of these are in the heap, and with how many resources the others wait."""
+"""State of a sweep: how many resources are in it, and how many in the heap by key; how many members are in
+it, how many of them in the heap, and with how many resources the others wait."""
 
 
 @compiled
 def link(members: Members, claims: Claims, users: Users, resources: Resources, linked: int) -> bool:
-    """List the users of all resources anew, with claims from `linked` on; False if the demands on one pass 2**62."""
+    """List users anew, and count the demands of claims from `linked` on; False if those on one pass 2**62."""
     for c in range(linked, len(claims.demand)):
         r = claims.resource[c]
         resources.load[r] += claims.demand[c]
@@ -128,7 +128,14 @@ def fill(
 
 @compiled
 def fill_others(
-    members: Members, claims: Claims, users: Users, resources: Resources, state: Ints, m: int, level: int, most: int
+    members: Members,
+    claims: Claims,
+    users: Users,
+    resources: Resources,
+    state: Ints,
+    m: int,
+    level: int,
+    most: int,
 ) -> None:
     """Take other contended resources of a member into the sweep that are full at `most` at most."""
     for c in range(members.first[m], members.last[m]):
@@ -230,7 +237,14 @@ def stop(members: Members, claims: Claims, resources: Resources, stopped: Ints, 
 
 @compiled
 def sweep(
-    members: Members, claims: Claims, users: Users, resources: Resources, state: Ints, changed: Ints, new: int, same: int
+    members: Members,
+    claims: Claims,
+    users: Users,
+    resources: Resources,
+    state: Ints,
+    changed: Ints,
+    new: int,
+    same: int,
 ) -> int:
     """Set the targets of those whom a change can concern: so many, who are then listed.
 
@@ -272,7 +286,7 @@ def sweep(
         resources.waiting[resources.events[i]] = -1
     for i in range(state[TOUCHED]):
         resources.touched[resources.list[i]] = 0
-    return state[LISTED]
+    return int(state[LISTED])
 
 
 @compiled
@@ -339,7 +353,8 @@ def settle(
     )  # fmt: skip
     claims, users = Claims(c[:, 0], c[:, 1]), Users(user_table[0], user_table[1])
     resources = Resources(
-        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15], r[16], r[17]
+        r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9], r[10], r[11], r[12], r[13], r[14], r[15],
+        r[16], r[17],
     )  # fmt: skip
     ended = len(changed) - gone
     same = min(same, unlink(members, claims, resources, changed[ended:]))

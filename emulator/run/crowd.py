@@ -1,4 +1,4 @@
-"""A crowd: the many activities of a large contended component, in arrays that compiled code works on.
+"""A crowd: the many activities of a large contended component, in tables that compiled code works on.
 
 The pool hands a component over when it has grown large, and takes it back when it has become small. The
 crowd is solved as a whole, and only its next ends go back to the pool; levels do not depend on what is
@@ -11,111 +11,15 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emulator.run.activity import Activity, Running
 from emulator.run.maxmin import FULL, LEVEL_BITS
+from emulator.run.tables import ALL, ASIDE, BINDS, END, FAR, LEVEL, LIST, LOW, ROOM, STATE, Resources, Tables
 
-Ints = NDArray[np.int64]
-Table = NDArray[np.int64]
-"""Numbers of many, so that compiled code is handed few arrays. There is room for more than there are."""
-
-FAR = 1 << 61
-"""A time, in ps, that is not told from never: 27 days."""
-LOW = (1 << LEVEL_BITS) - 1
-ALL = FULL + 1
-"""Above every level."""
-ASIDE, GONE = -2, -3
-STATE = 5
-"""Numbers in the state of a sweep."""
 SPARE = 64
 """Rows of members that are gone for which it does not pay to tidy up."""
-
-
-class Members(NamedTuple):
-    """Those in the crowd, in the order in which they joined. What is left is high * 2**62 + low."""
-
-    bound: Ints
-    first: Ints
-    """Its claims are first..last; there are none when it is gone."""
-    last: Ints
-    target: Ints
-    """Its new level; ASIDE while it is not in a sweep; GONE for good."""
-    level: Ints
-    since: Ints
-    left_high: Ints
-    left_low: Ints
-    end: Ints
-    after: Ints
-    """The next who waits with the same resource; -1 at the end."""
-    list: Ints
-    """The rest is room to work in: those in the sweep,"""
-    heap: Ints
-    """those who wait for their bounds, by bound,"""
-    stopped: Ints
-    """those who stop in a round,"""
-    passing: Ints
-    """and those who rise past the level that they had."""
-
-
-OF_MEMBER = Members._fields.index("end")
-"""So many fields of Members lie side by side for each member, the others in arrays of their own."""
-LISTS = len(Members._fields) - OF_MEMBER
-
-
-class Claims(NamedTuple):
-    """What members ask of resources."""
-
-    resource: Ints
-    demand: Ints
-
-
-class Users(NamedTuple):
-    """The same claims by resource."""
-
-    member: Ints
-    demand: Ints
-
-
-class Resources(NamedTuple):
-    """Resources that a member uses or has used."""
-
-    room: Ints
-    """Units a second that are not held."""
-    binds: Ints
-    """1 if it is contended: what is not cannot stop anybody."""
-    first: Ints
-    """Its users are first..last: some of them may be gone."""
-    last: Ints
-    load: Ints
-    """Sum of the demands on it."""
-    level: Ints
-    """Where it is full; ALL if it is not."""
-    touched: Ints
-    """1 while it is in a sweep. The rest is the state of that."""
-    before: Ints
-    """Where it was full."""
-    waiting: Ints
-    """The first of its users in the sweep who stopped there; -1 if there is none."""
-    left_high: Ints
-    left_low: Ints
-    rising: Ints
-    """Sum of the demands of those who have not stopped yet."""
-    key: Ints
-    """left // rising when last looked at."""
-    stale: Ints
-    """1 if they have changed since."""
-    list: Ints
-    """Room to work in: those that are touched,"""
-    heap: Ints
-    """those of them with users who rise, by key,"""
-    events: Ints
-    """those with which users wait, by where they were full,"""
-    full: Ints
-    """and those that are full in a round."""
 
 
 @cache
@@ -136,32 +40,6 @@ def fits(activity: Activity) -> bool:
     )
 
 
-class Tables(NamedTuple):
-    """What compiled code works on. Fields of a member, or a claim, lie side by side: it goes from one to another."""
-
-    members: Table
-    lists: Table
-    """A row for each field of Members that is not in `members`."""
-    claims: Table
-    users: Table
-    """A row for each field."""
-    resources: Table
-    """A row for each field."""
-
-    def grown(self, members: int, claims: int, resources: int) -> Tables:
-        """Tables with room for so many."""
-        sizes = members, members, claims, claims, resources
-        return Tables(*map(_grown, self, (0, 1, 0, 1, 1), sizes))
-
-    def named(self, members: int, claims: int, resources: int) -> tuple[Members, Claims, Resources]:
-        """The fields by their names, of so many."""
-        return (
-            Members(*self.members[:members].T, *self.lists[:, :members]),
-            Claims(*self.claims[:claims].T),
-            Resources(*self.resources[:, :resources]),
-        )
-
-
 class Crowd:
     """The members of a crowd, and what they use."""
 
@@ -175,9 +53,7 @@ class Crowd:
         """Resource of the pool -> its row."""
         self._playing: list[Running] = []
         self._claims = 0
-        self._tables = Tables(
-            *(np.zeros(shape, np.int64) for shape in ((0, OF_MEMBER), (LISTS, 0), (0, len(Claims._fields)), (len(Users._fields), 0), (len(Resources._fields), 0)))
-        )
+        self._tables = Tables.empty()
         self._state = np.zeros(STATE, np.int64)
         self._gone: list[int] = []
         self._changed: list[int] = []
@@ -188,11 +64,11 @@ class Crowd:
         self._claims = 0
         self._gone.clear()
         self._changed.clear()
+        self._room: list[int] = []  # what the tables say of each resource
+        self._binds: list[bool] = []
         self._same = ALL  # levels below are as they were: no room that has changed since stops lower
         self._settled = self._linked = 0  # members and claims that have been taken into account
         self.here.clear()
-        self._room: list[int] = []
-        self._binds: list[bool] = []
 
     def join(self, joining: list[Running], room: Sequence[int], is_full: Callable[[int], bool]) -> None:
         """Take activities in, with the room of their resources, and which of these are contended."""
@@ -222,11 +98,11 @@ class Crowd:
         self._playing += joining
         self._claims = begin
         tables = self._tables = self._tables.grown(len(self._playing), begin, len(here))
-        tables.members[before:number + 1] = members
-        tables.lists[0, before:number + 1] = ends
-        tables.claims[begin - len(claims):begin] = claims
+        tables.members[before : number + 1] = members
+        tables.lists[END, before : number + 1] = ends
+        tables.claims[begin - len(claims) : begin] = claims
         if len(here) > known:
-            new = Resources(*tables.resources[:, known:len(here)])
+            new = Resources(*tables.resources[:, known : len(here)])
             new.room[:] = [units >> LEVEL_BITS for units in self._room[known:]]
             new.binds[:] = self._binds[known:]
             new.first[:] = new.last[:] = 0
@@ -243,11 +119,11 @@ class Crowd:
                 if self._room[row] != room[resource]:
                     self._same = 0  # of a level that depends on a room, nothing is known
                     self._room[row] = room[resource]
-                    self._tables.resources[0, row] = room[resource] >> LEVEL_BITS
+                    self._tables.resources[ROOM, row] = room[resource] >> LEVEL_BITS
                 binds = resource in full
                 if self._binds[row] != binds:
                     self._binds[row] = binds
-                    self._tables.resources[1, row] = binds
+                    self._tables.resources[BINDS, row] = binds
 
     def leave(self, running: Running) -> None:
         """Let a member go at its end."""
@@ -268,19 +144,19 @@ class Crowd:
         if not 0 <= self.due_ps < FAR:
             self.next = []
             return self.due_ps == FAR and not any(level for _, level in self.levels())
-        self.next = [self._playing[m] for m in self._tables.lists[2, :count].tolist()]
+        self.next = [self._playing[m] for m in self._tables.lists[LIST, :count].tolist()]
         return True
 
     def levels(self) -> list[tuple[Running, int]]:
         """Everybody's level as it is now."""
-        levels = self._tables.members[: len(self._playing), 4].tolist()
+        levels = self._tables.members[: len(self._playing), LEVEL].tolist()
         return [(r, level) for r, level in zip(self._playing, levels, strict=True) if r.member >= 0]
 
     def disband(self) -> list[Running]:
         """Give everybody the state that was kept here, and let all go; an end that is FAR is left open."""
         members = []
-        rows = self._tables.members[: len(self._playing), 4:].tolist()
-        ends = self._tables.lists[0, : len(self._playing)].tolist()
+        rows = self._tables.members[: len(self._playing), LEVEL:].tolist()
+        ends = self._tables.lists[END, : len(self._playing)].tolist()
         for running, row, end in zip(self._playing, rows, ends, strict=True):
             if running.member >= 0:
                 running.level, running.since, high, low = row
@@ -291,13 +167,3 @@ class Crowd:
         self.size = 0
         self._clear()
         return members
-
-
-def _grown(table: Table, axis: int, size: int) -> Table:
-    """The table, if there is room for so many along an axis, or a copy in which there is."""
-    has = table.shape[axis]
-    if has >= size:
-        return table
-    more = [(0, 0), (0, 0)]
-    more[axis] = 0, 2 * size - has
-    return np.pad(table, more)

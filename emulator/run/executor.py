@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Generator
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -159,10 +160,10 @@ class Executor:
         self.finished.callbacks.append(_stop)
         events, step = 0, env.step
         try:
-            while True:
-                for events in range(events + 1, events + 1 + PROGRESS_EVENTS):
-                    step()
-                self._report_progress()
+            for events in count(1):
+                step()
+                if not events % PROGRESS_EVENTS:
+                    self._report_progress()
         except simpy.core.StopSimulation:
             self._report_progress()
         except simpy.core.EmptySchedule:

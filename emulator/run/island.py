@@ -1,4 +1,4 @@
-"""An island: a device, or a link, and who is on it. A device is mostly settled without a look at anybody else.
+"""An island: a device or a link, and who is on it. A device is mostly settled without a look at anybody else.
 
 Kernels and copies ask for nothing outside their device. What does, a collective or a transfer, couples it
 with others only while a resource that it asks for elsewhere is contended. Its level is then that of the
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from emulator.run.activity import Activity, Demands, Running
-from emulator.run.maxmin import A, LEVEL_BITS, solve
+from emulator.run.maxmin import LEVEL_BITS, A, solve
 
 MOST_KNOWN = 4096
 """States of a make, or solutions under caps of a state, that are kept: where a level of elsewhere is part of
@@ -284,9 +284,7 @@ class Link:
 
     def share(self, activity: Activity, guest: bool) -> Share:
         """What an activity asks for here; `guest` if it does elsewhere, too."""
-        for resource, demand in activity.demands:
-            if resource == self.resource:
-                break
+        demand = next(demand for resource, demand in activity.demands if resource == self.resource)
         key = demand, activity.bound, guest
         share = self._shares.get(key)
         if share is None:

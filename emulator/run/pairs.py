@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 
 from emulator.run.activity import SLACK
-from emulator.run.crowd import LOW, Ints
 from emulator.run.maxmin import FULL, LEVEL_BITS
+from emulator.run.tables import LOW, Ints
 
 P = ParamSpec("P")
 R = TypeVar("R")

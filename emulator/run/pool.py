@@ -20,26 +20,17 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 import simpy
 from simpy.events import NORMAL
 
-from emulator.run.activity import SLACK, Activity, Demands, Running, ends_in_ps
+from emulator.run.activity import SLACK, Activity, Demands, Running
 from emulator.run.clock import NEVER, Clock
-from emulator.run.crowd import FAR, Crowd, compiled, fits
-from emulator.run.island import MOST_KNOWN, Device, Island, Link, Make, Places, places_of, users_of
-from emulator.run.maxmin import FULL, LEVEL_BITS, solve
-
-REMEMBERED = 256
-"""Most activities of a solution that is kept: larger crowds hardly meet twice."""
-CROWD_SIZE = 24
-"""Activities levelled together from which on compiled code is faster: measured on 16 pipeline stages that
-share one pod uplink. At 12 it is slower, as the step of a small component is mostly remembered."""
-PATIENCE = 100_000
-"""Activities levelled in components of that size before the compiler is loaded: 0.4 s of work, as long as
-loading takes. (The first time on a machine, compiling takes ten seconds.)"""
+from emulator.run.island import Device, Island, Link, Make, Places, places_of
+from emulator.run.maxmin import FULL, LEVEL_BITS
+from emulator.run.together import CROWD_SIZE, Audit, Together
 
 
 class Pool:
@@ -55,36 +46,35 @@ class Pool:
         self,
         env: Clock,
         capacities: Sequence[int],
-        audit: Callable[[int, Running, int], None] | None = None,
+        audit: Audit | None = None,
         crowd_size: int = CROWD_SIZE,
         islands: Sequence[int] = (),
     ) -> None:
         self.env = env
         self.capacity = list(capacities)
-        self._solves = 0
-        self._contended: set[int] = set()
         self._audit = audit
         self._room = [c << LEVEL_BITS for c in capacities]  # what is not held, in the solver's units
         self._changed: dict[Island, None] = {}  # where somebody may get another level
         self._settling = False  # what changes now will be settled, and the alarm set, later in this instant
-        self._known: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
         self._due: list[tuple[int, int, Running]] = []  # heap of when what ends, or begins after its latency
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
-        self._crowd: Crowd | None = None
-        self._crowd_size = crowd_size if max(capacities, default=0) <= FULL else sys.maxsize
-        self._missed = 0
         self._makes: dict[tuple[int, ...], Make] = {}
         self._island_of = self._islands(islands)
+        if max(capacities, default=0) > FULL:
+            crowd_size = sys.maxsize
+        self._together = Together(
+            self._island_of, self._room, crowd_size, self._set_levels, self._await, audit
+        )
         self._places: dict[Activity, Places] = {}
         env.ring, env.close = self._ring, self._settle
 
     def _islands(self, device_of: Sequence[int]) -> list[Island]:
         """The island of each resource."""
         parts: dict[int, list[int]] = {}
-        for resource, device in enumerate(device_of):
-            if device >= 0:
-                parts.setdefault(device, []).append(resource)
+        for resource, number in enumerate(device_of):
+            if number >= 0:
+                parts.setdefault(number, []).append(resource)
         islands: list[Island] = [Link(r, capacity) for r, capacity in enumerate(self.capacity)]
         for resources in parts.values():
             capacities = tuple(self.capacity[r] for r in resources)
@@ -96,13 +86,13 @@ class Pool:
     @property
     def solves(self) -> int:
         """Solutions that were not known before."""
-        return self._solves + sum(make.solves for make in self._makes.values())
+        return self._together.solves + sum(make.solves for make in self._makes.values())
 
     @property
     def ever_contended(self) -> set[int]:
         """Resources of which more was wanted than there was room, at the end of some instant."""
         devices = (island for island in self._island_of if isinstance(island, Device))
-        return self._contended | {d.resources[r] for d in devices for full in d.seen for r in full}
+        return self._together.contended | {d.resources[r] for d in devices for full in d.seen for r in full}
 
     @property
     def idle(self) -> bool:
@@ -208,15 +198,16 @@ class Pool:
         changed, self._changed = self._changed, {}
         for island in changed:
             island.see()
-        together = []
+        together: list[Island] = []
+        crowd = self._together.crowd
         for island in changed:
-            levels = None if self._crowd else island.levels()
+            levels = None if crowd else island.levels()
             if levels is None:
                 together.append(island)
             else:
                 self._set_levels(island.members, levels)
         if together:  # comes last, for it may reach islands that have been settled
-            self._settle_together(together)
+            self._together.settle(together, self.env._now)
         self._set_alarm()
 
     def _set_levels(self, runnings: Iterable[Running], levels: Iterable[int]) -> None:
@@ -236,138 +227,6 @@ class Pool:
                     heappush(due, (end, running.number, running))
                 else:
                     running.end = -1
-
-    def _settle_together(self, changed: Sequence[Island]) -> None:
-        """Level all who are connected to these changes."""
-        reached, islands = self._reached(changed)
-        here = self._crowd.here.keys() if self._crowd else frozenset[int]()
-        crowded = not all([here.isdisjoint(island.resources) for island in islands])
-        if crowded or len(reached) >= self._crowd_size:
-            if self._settle_crowd(changed, reached):
-                return
-            reached, islands = self._reached(changed)
-        binding = [r for island in islands for r in island.full()]
-        levels, stops = self._levels(reached, binding)
-        self._set_levels(reached, levels)
-        for running, stop in zip(reached, stops, strict=True):
-            running.stopped_by = stop
-
-    @staticmethod
-    def _reached(changed: Iterable[Island]) -> tuple[list[Running], list[Island]]:
-        """Activities connected to a change through tight islands, and these islands.
-
-        A crowd is not entered: whatever is connected to it and not in it has changed as well.
-        """
-        reached: dict[Running, None] = {}
-        islands = list(changed)
-        seen = set(islands)
-        for island in islands:  # it grows as we go
-            for running in island.members:
-                if running.member < 0 and running not in reached:
-                    reached[running] = None
-                    new = [other for other, _ in running.places if other.tight and other not in seen]
-                    seen.update(new)
-                    islands += new
-        return list(reached), islands
-
-    def _settle_crowd(self, changed: Iterable[Island], reached: list[Running]) -> bool:
-        """Settle a crowd and those who were reached, as members of it; False if it is to be done without."""
-        crowd = self._crowd or self._new_crowd(len(reached))
-        if not crowd:
-            return False
-        self._crowd = crowd
-        now = self.env._now
-        few = 2 * (crowd.size + len(reached)) < self._crowd_size
-        if few or now >= FAR or not all([fits(running.activity) for running in reached]):
-            self._disband(crowd)
-            return False
-        room = self._room
-        for island in changed:
-            crowd.change(island.resources, room, island.full())
-        before = dict(crowd.levels()) if self._audit else {}
-        ends, due = crowd.next, crowd.due_ps
-        for running in reached:
-            for island, _ in running.places:
-                if isinstance(island, Link):
-                    del island.members[running]
-            if self._audit:
-                before[running] = running.level
-            self._contended.update(r for r, _ in running.demands if self._is_full(r))
-        crowd.join(reached, room, self._is_full)
-        told = crowd.settle(now)
-        self._solves += 1
-        if self._audit:
-            for running, level in crowd.levels():
-                if level != before[running]:
-                    self._audit(now, running, level)
-        if not told:
-            self._disband(crowd)
-            return False
-        if (crowd.next, crowd.due_ps) != (ends, due):
-            for running in ends:
-                running.end = -1
-        for running in crowd.next:
-            if running.end != crowd.due_ps:
-                self._await(running, crowd.due_ps)
-        return True
-
-    def _is_full(self, resource: int) -> bool:
-        return resource in self._island_of[resource].full()
-
-    def _new_crowd(self, size: int) -> Crowd | None:
-        """A crowd to begin with, if there is a compiler and it is loaded or has been missed enough."""
-        if "emulator.run.compiled" not in sys.modules:
-            self._missed += size
-            if self._missed < PATIENCE:
-                return None
-        functions = compiled()
-        return Crowd(functions) if functions else None
-
-    def _leave_crowd(self, running: Running) -> None:
-        """Take an activity that has ended out of its crowd, and see who ends next, tight or not."""
-        assert self._crowd
-        self._crowd.leave(running)
-        self._changed[running.places[0][0]] = None
-
-    def _disband(self, crowd: Crowd) -> None:
-        """Take the members of a crowd back."""
-        self._crowd = None
-        for running in crowd.disband():
-            running.stopped_by = -1
-            running.tight = sum(island.tight for island, _ in running.places)
-            for island, _ in running.places:
-                if isinstance(island, Link):
-                    island.members[running] = None
-            if running.level:
-                if running.end == FAR:
-                    running.end = running.since + ends_in_ps(running.left, running.level)
-                self._await(running, running.end)
-            else:
-                running.end = -1
-
-    def _levels(self, reached: list[Running], binding: list[int]) -> tuple[list[int], list[int]]:
-        """Levels of activities that share no contended resource but these, and which of them stopped each.
-
-        A step repeats itself, so what was solved once is remembered by who runs and what room there is.
-        """
-        if not binding:
-            return [running.activity.bound for running in reached], [-1] * len(reached)
-        key = (*[running.activity for running in reached], *binding, *[self._room[r] for r in binding])
-        found = self._known.get(key)
-        if found is None:
-            self._solves += 1
-            self._contended.update(binding)
-            stops: dict[Running, int] = {}
-            solved = solve(users_of(reached, binding), {r: self._room[r] for r in binding}, stops)
-            found = (
-                [solved.get(running, running.activity.bound) for running in reached],
-                [stops.get(running, -1) for running in reached],
-            )
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            if len(reached) <= REMEMBERED:
-                self._known[key] = found
-        return found
 
     def _set_alarm(self) -> None:
         """Set the alarm for what is due next."""
@@ -426,7 +285,8 @@ class Pool:
                 if island.leave(running, share):
                     changed[island] = None
             if running.member >= 0:
-                self._leave_crowd(running)
+                self._together.leave(running)
+                changed[running.places[0][0]] = None  # to see who ends next, contended or not
             if self._audit:
                 self._audit(now, running, 0)
             ended.append(running.done or running)
