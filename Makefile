@@ -24,7 +24,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -s
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 test-hta: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[hta]'

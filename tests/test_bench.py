@@ -195,7 +195,8 @@ def test_flow_sharing(capsys: pytest.CaptureFixture[str]) -> None:
         # What is compiled or loaded once is not a flow's time.
         play([50 * G] * 256, star("star_1000.txt"), 50 * G)
         yard, seconds = [], []
-        for _ in range(3):
+        for _ in range(REPEATS):
+            gc.collect()
             yard.append(simpy_timeouts())
             began = time.perf_counter()
             play([50 * G] * 256, flows, 50 * G)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 import pytest
@@ -128,6 +129,40 @@ def test_compiled_and_python_play_the_same(world: World) -> None:
 @given(worlds())
 def test_compiled_and_python_play_the_same_many_times(world: World) -> None:
     same(world)
+
+
+def large_world(seed: int) -> World:
+    """Up to 120 activities on up to 30 resources: what changes on one reaches others, but not all."""
+    rng = Random(seed)
+    n, unit = rng.randint(4, 30), rng.choice([1, 7, 10**9, 50 * 10**9])
+    capacities = [unit * rng.randint(1, 40) for _ in range(n)]
+    activities: list[Act] = []
+    for _ in range(rng.randint(20, 120)):
+        used = rng.sample(range(n), rng.randint(1, min(4, n)))
+        demands = tuple((r, unit * rng.choice([1, 1, 1, 2, 5, rng.randint(1, 30)])) for r in used)
+        length = rng.choice([50, 100, rng.randint(1, 400)])
+        bound = rng.choice([FULL, FULL, FULL // 3, rng.randint(1, FULL)])
+        activities.append(
+            (demands, length, bound, rng.choice([0, 0, rng.randint(0, 60)]), rng.choice([0, 0, 5]))
+        )
+    holds = [
+        (rng.randrange(n), unit * rng.randint(1, 10), rng.randint(0, 60), rng.randint(1, 90))
+        for _ in range(4)
+    ]
+    return capacities, activities, [hold for hold in holds if hold[1] <= capacities[hold[0]]]
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_large_crowds_play_the_same(first: int) -> None:
+    for seed in range(first, first + 20):
+        same(large_world(seed), (1, 10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 5000, 1000))
+def test_thousands_of_large_crowds_play_the_same(first: int) -> None:
+    for seed in range(first, first + 1000):
+        same(large_world(seed), (1, 10))
 
 
 def test_a_crowd_forms_and_disbands() -> None:

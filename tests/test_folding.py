@@ -152,10 +152,19 @@ def test_folded_is_unfolded(job: Job) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-@given(jobs())
-def test_folded_is_unfolded_thousands_of_times(job: Job) -> None:
-    assert_folding_is_exact(job)
+@pytest.mark.parametrize("part", range(20))
+def test_folded_is_unfolded_thousands_of_times(part: int) -> None:
+    """A hundred and fifty examples in each part, so that a part takes minutes."""
+
+    @hypothesis.seed(part)
+    @settings(
+        max_examples=150, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    @given(jobs())
+    def folds(job: Job) -> None:
+        assert_folding_is_exact(job)
+
+    folds()
 
 
 @pytest.mark.parametrize("first", range(200, 400, 50))
@@ -189,8 +198,9 @@ def test_what_random_programs_seldom_need(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_programs() -> None:
-    for seed in range(1000, 5000):
+@pytest.mark.parametrize("first", range(1000, 5000, 500))
+def test_thousands_of_programs(first: int) -> None:
+    for seed in range(first, first + 500):
         program = random_program(seed)
         assert_plays_the_same(program, fold(program))
 
