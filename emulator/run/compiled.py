@@ -4,7 +4,7 @@ Every number is the one that Python's integers give: see `pairs`. `crowd.fits` s
 such numbers; a pool plays others in Python. For the sake of speed, less is solved than could have changed:
 `sweep` says why that is exact.
 
-Members, claims and resources go by the rows that they have in the tables of `crowd`.
+Members, claims and resources go by the rows that they have in `tables`.
 """
 
 from __future__ import annotations
