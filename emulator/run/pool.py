@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import simpy
 from simpy.events import NORMAL
@@ -31,6 +31,9 @@ from emulator.run.clock import NEVER, Clock
 from emulator.run.island import Device, Island, Link, Make, Places, places_of
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.together import CROWD_SIZE, Audit, Together
+
+MOST_DUE = 1000
+"""Entries of what is due for which it does not pay to tidy up: some times what a step of 16 stages has."""
 
 
 class Pool:
@@ -57,6 +60,7 @@ class Pool:
         self._changed: dict[Island, None] = {}  # where somebody may get another level
         self._settling = False  # what changes now will be settled, and the alarm set, later in this instant
         self._due: list[tuple[int, int, Running]] = []  # heap of when what ends, or begins after its latency
+        self._most_due = MOST_DUE
         self._holders: dict[int, deque[tuple[int, simpy.Event]]] = {}
         self._numbers = 0
         self._makes: dict[tuple[int, ...], Make] = {}
@@ -208,7 +212,15 @@ class Pool:
                 self._set_levels(island.members, levels)
         if together:  # comes last, for it may reach islands that have been settled
             self._together.settle(together, self.env._now)
+        if len(self._due) > self._most_due:
+            self._tidy_up()
         self._set_alarm()
+
+    def _tidy_up(self) -> None:
+        """Forget what is due at another time by now: what lasts leaves an entry at each change of level."""
+        self._due = [entry for entry in self._due if entry[0] == entry[2].end]
+        heapify(self._due)
+        self._most_due = MOST_DUE + 2 * len(self._due)
 
     def _set_levels(self, runnings: Iterable[Running], levels: Iterable[int]) -> None:
         """Let activities go on at these levels, from now on."""
