@@ -43,6 +43,19 @@ TIDIED_UP: World = (
 """A crowd of one tidies up while a link that only its old members use is contended."""
 
 
+HELD_AGAIN: World = (
+    [10, 1, 1],
+    [
+        (((0, 1), (1, 2)), 400, FULL, 0, 0),
+        (((1, 2),), 400, FULL, 0, 0),
+        (((0, 5), (2, 1)), 400, FULL, 10, 0),
+        (((2, 1),), 400, FULL, 10, 0),
+    ],
+    [(0, 8, 0, 1), (0, 8, 20, 5)],
+)
+"""The first link is not contended when a hold on it ends, and is when the same is held again."""
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Capacities; activities as (demands, length, bound, start, delay); holds as (resource, amount, at, for).
@@ -119,6 +132,7 @@ def same(world: World, sizes: tuple[int, ...] = (1, 3, 6)) -> None:
 @given(worlds())
 @example(([10], [(((0, 7),), 100, FULL, 0, 0), (((0, 7),), 50, FULL, 3, 0)], []))
 @example(TIDIED_UP)
+@example(HELD_AGAIN)
 def test_compiled_and_python_play_the_same(world: World) -> None:
     """Levels, ends and their order, with crowds of any size: the last sizes are crossed up and down."""
     same(world)

@@ -116,11 +116,12 @@ class Crowd:
             row = self.here.get(resource)
             if row is not None:
                 self._changed.append(row)
+                binds = resource in full
+                if self._room[row] != room[resource] or self._binds[row] < binds:
+                    self._same = 0  # of a level that depends on a room, or will from now on, nothing is known
                 if self._room[row] != room[resource]:
-                    self._same = 0  # of a level that depends on a room, nothing is known
                     self._room[row] = room[resource]
                     self._tables.resources[ROOM, row] = room[resource] >> LEVEL_BITS
-                binds = resource in full
                 if self._binds[row] != binds:
                     self._binds[row] = binds
                     self._tables.resources[BINDS, row] = binds

@@ -233,11 +233,15 @@ class _Lowering:
         """The ops of one class, with demands on the resources of its device that can bind."""
         base = c * PER_DEVICE
         most = self._fair_hold(c) if base + SM in binding else 0
+        held = {
+            wanted: int(min(wanted, most) * self.left[c])
+            for wanted in {wanted for _, wanted in meets.values()}
+        }
         own = [_placed(self._at_clock(alone, base, self.left[c]), base, binding) for alone in kind.alone]
         activity = [own[work] for work in kind.work]
         meeting, hold = [-1] * len(activity), [0] * len(activity)
         for op, (number, wanted) in meets.items():
-            meeting[op], hold[op] = number, int(min(wanted, most) * self.left[c])
+            meeting[op], hold[op] = number, held[wanted]
             if len(meetings[number].parties) == 1:
                 activity[op] = meetings[number].activity
         return {
