@@ -175,7 +175,7 @@ def same_large(seed: int) -> None:
 
 
 def test_what_has_not_changed_on_a_device_is_full_where_it_was() -> None:
-    """On one resource of it somebody ends; later, elsewhere, somebody ends who was held back more than all."""
+    """On one resource of it somebody ends; later, elsewhere, one who was held back more than all."""
     world: World = (
         [1, 10, 1],
         [
