@@ -10,7 +10,8 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from test_compiled import NOBODY, World, logged, worlds
 
-from emulator.run.island import ANYTHING, Device
+from emulator.run import island, together
+from emulator.run.island import ANYTHING, Device, State
 from emulator.run.maxmin import FULL
 
 islands = st.lists(st.integers(-1, 2), min_size=6, max_size=6)
@@ -65,6 +66,50 @@ def test_a_full_link_leaves_the_devices_under_it_to_themselves() -> None:
         "everybody together is solved when the rings come and go, not for a kernel"
     )
     same(world, [0, 1, -1])
+
+
+def test_holds_of_one_amount_and_of_another() -> None:
+    """Of the same device in the same state once little is held, and once much."""
+    twins = [(((0, 10),), 100, FULL, 0, 0)] * 2
+    world: World = ([10], twins, [(0, 2, 10, 10), (0, 7, 30, 10), (0, 2, 50, 10)])
+    _, levels, _ = logged(world, NOBODY, [0])
+    seen = {level for (_, number), level in levels.items() if number == 1}
+    assert seen == {0, FULL * 8 // 10 // 2, FULL * 3 // 10 // 2, FULL // 2}
+    same(world, [0])
+
+
+def test_devices_that_are_equal_know_the_same() -> None:
+    """What one has solved, the other need not; a slower one knows nothing of it."""
+    acts = [(((d, 10),), 100, FULL, at + 1000 * d, 0) for d in (0, 1, 2) for at in (0, 7)]
+    _, levels, equal = logged(([10, 10, 10], acts, []), NOBODY, [0, 1, 2])
+    assert equal.solves == 1
+    _, slower, pool = logged(([10, 10, 5], acts, []), NOBODY, [0, 1, 2])
+    assert pool.solves == 2
+    assert slower != levels
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), islands, st.integers(1, 3))
+def test_what_has_been_forgotten_is_found_out_again(world: World, of: list[int], most: int) -> None:
+    """With room for next to no states, and none piles up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(island, "MOST_KNOWN", most)
+        patch.setattr(together, "MOST_KNOWN", most)
+        ends, levels, pool = logged(world, NOBODY, of[: len(world[0])])
+    assert (ends, levels) == logged(world, NOBODY)[:2]
+    for make in pool._makes.values():
+        states = reachable(make.idle)
+        assert len(make._states) <= most
+        assert len(states) <= 3 * most + 3, "those that a state leads to are forgotten with it"
+
+
+def reachable(first: State) -> set[State]:
+    """All states that are known from a state on."""
+    found = [first]
+    for state in found:
+        ways = [*state.entered.values(), *state.left.values(), *state.taken.values()]
+        found += [after for after, _ in ways if after not in found]
+    return set(found)
 
 
 def caps_forgotten(device: Device) -> tuple[int, ...]:
