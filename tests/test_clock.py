@@ -88,3 +88,30 @@ def test_when_nothing_is_left_it_says_so() -> None:
     clock, _ = logging_clock()
     with pytest.raises(simpy.core.EmptySchedule):
         clock.step()
+
+
+def test_a_clock_that_stopped_before_its_alarm_rings_before_the_instant_ends() -> None:
+    """Whoever starts something in between does not hold up what is due."""
+    clock, log = logging_clock()
+    clock.alarm_ps = 5
+    clock.run(until=5)
+    clock.closing = True
+    clock.run()
+    assert log == [(5, "alarm"), (5, "end")]
+
+
+def test_what_is_urgent_after_a_stop_still_comes_before_the_alarm() -> None:
+    clock, log = logging_clock()
+
+    def sleeper() -> simpy.events.ProcessGenerator:
+        try:
+            yield clock.timeout(100)
+        except simpy.Interrupt:
+            log.append((clock.now, "interrupted"))
+
+    process = clock.process(sleeper())
+    clock.alarm_ps = 5
+    clock.run(until=5)
+    process.interrupt()
+    clock.run(until=6)
+    assert log == [(5, "interrupted"), (5, "alarm")]

@@ -382,3 +382,60 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been() -> None:
         return times
 
     assert ends(stop=True) == ends(stop=False) == [s * PS_PER_SECOND for s in (3, 5, 6)]
+
+
+def test_a_stop_at_an_end_changes_nobodys_turn() -> None:
+    """Who waits for what the stop was for, or for what ends with it, comes before all else then."""
+
+    def turns(stop: bool) -> list[tuple[str, int]]:
+        env = Clock()
+        pool = Pool(env, [10])
+        log: list[tuple[str, int]] = []
+        first, second = (pool.start(Activity(((0, 1),), 10 << LEVEL_BITS, FULL)) for _ in range(2))
+
+        def waits(name: str, begin: int, event: simpy.Event) -> simpy.events.ProcessGenerator:
+            yield env.timeout(begin)
+            yield event
+            log.append((name, env.now))
+
+        env.process(waits("early", 0, first))
+        env.process(waits("late", 6, first))
+        env.process(waits("with it", 0, second))
+        env.process(waits("timeout", 7, env.timeout(10)))
+        env.run(until=5)
+        if stop:
+            env.run(until=first)
+        env.run()
+        return log
+
+    assert turns(stop=True) == turns(stop=False)
+    assert [name for name, _ in turns(stop=False)] == ["early", "late", "with it", "timeout"]
+
+
+def test_a_clock_goes_by_one_pool() -> None:
+    env = Clock()
+    Pool(env, [G])
+    with pytest.raises(AssertionError, match="one pool"):
+        Pool(env, [G])
+
+
+def test_what_is_due_beside_a_crowd_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who ends next in a crowd is so, and is not, and is again, at the same time."""
+    monkeypatch.setattr("emulator.run.pool.MOST_DUE", 100)
+    env = Clock()
+    pool = Pool(env, [10, 100], crowd_size=2)
+    for _ in range(30):
+        pool.start(Activity(((0, 10),), 10**9 << LEVEL_BITS, FULL))
+    pool.start(Activity(((0, 10), (1, 60)), 10**9 << LEVEL_BITS, FULL))
+    monkeypatch.setattr("emulator.run.together.PATIENCE", 0)
+
+    def shorts() -> simpy.events.ProcessGenerator:
+        short = Activity(((1, 99),), 10 << LEVEL_BITS, FULL)
+        for _ in range(500):
+            yield pool.start(short)
+            yield env.timeout(1)
+
+    env.process(shorts())
+    env.run(until=20_000)
+    assert pool._together.crowd
+    assert len(pool._due) <= 100 + 2 * 31 + 31

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import URGENT
+from simpy.events import URGENT, EventPriority
 
 NEVER = -1
+FIRST = EventPriority(-1)
+"""Priority before URGENT: of what a stop of the simulation has cut short, as SimPy has it."""
 
 
 class Clock(simpy.Environment):
@@ -33,6 +35,7 @@ class Clock(simpy.Environment):
         """Whether to call `close` at the end of this instant. It is not asked for any more then."""
         self.ring: Callable[[], None]
         self.close: Callable[[], None]
+        """Both are set by the one pool that goes by this clock."""
 
     def more_now(self) -> bool:
         """Whether something else is left in the queue for this instant."""
@@ -47,14 +50,14 @@ class Clock(simpy.Environment):
     def step(self) -> None:
         """Process what comes next; raises EmptySchedule if nothing does."""
         queue, alarm = self._queue, self.alarm_ps
-        if self.closing:
+        if self.closing and alarm != self._now:  # it is due now if the clock was stopped before it
             if not queue or queue[0][0] != self._now:
                 self.closing = False
                 self.close()
                 return
         elif alarm >= 0:
             when = queue[0][0] if queue else alarm
-            if alarm < when or (alarm == when and not (queue and queue[0][1] == URGENT)):
+            if alarm < when or (alarm == when and not (queue and queue[0][1] <= URGENT)):
                 self.alarm_ps = NEVER
                 self._now = alarm
                 self.ring()

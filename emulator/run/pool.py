@@ -27,7 +27,7 @@ import simpy
 from simpy.events import NORMAL
 
 from emulator.run.activity import SLACK, Activity, Demands, Running
-from emulator.run.clock import NEVER, Clock
+from emulator.run.clock import FIRST, NEVER, Clock
 from emulator.run.island import Device, Island, Link, Make, Places, places_of
 from emulator.run.maxmin import FULL, LEVEL_BITS
 from emulator.run.together import CROWD_SIZE, Audit, Together
@@ -71,6 +71,7 @@ class Pool:
             self._island_of, self._room, crowd_size, self._set_levels, self._await, audit
         )
         self._places: dict[Activity, Places] = {}
+        assert not hasattr(env, "ring"), "a clock has one pool"
         env.ring, env.close = self._ring, self._settle
 
     def _islands(self, device_of: Sequence[int]) -> list[Island]:
@@ -198,7 +199,7 @@ class Pool:
 
     def _settle(self) -> None:
         """Level anew what the changes of this instant reach."""
-        self._settling = False
+        self._settling = self.env.closing = False
         changed, self._changed = self._changed, {}
         for island in changed:
             island.see()
@@ -218,7 +219,7 @@ class Pool:
 
     def _tidy_up(self) -> None:
         """Forget what is due at another time by now: what lasts leaves an entry at each change of level."""
-        self._due = [entry for entry in self._due if entry[0] == entry[2].end]
+        self._due = [entry for entry in dict.fromkeys(self._due) if entry[0] == entry[2].end]
         heapify(self._due)
         self._most_due = MOST_DUE + 2 * len(self._due)
 
@@ -266,9 +267,14 @@ class Pool:
                 callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
                 for callback in callbacks:
                     callback(event)
-        except BaseException:  # somebody stopped the simulation: if it goes on, the rest is next
-            for event in ended:
-                event.succeed()
+        except BaseException as stop:  # if the simulation goes on, the rest is next
+            rest = list(ended)
+            if isinstance(stop, simpy.core.StopSimulation):
+                event.callbacks = callbacks[callbacks.index(callback) + 1 :]
+                rest.insert(0, event)
+            for event in rest:
+                event._ok, event._value = True, None
+                env.schedule(event, FIRST)
             env.closing = True
             raise
         queue = env._queue
